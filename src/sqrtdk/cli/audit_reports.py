@@ -17,7 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AuditReports:
-    """The reports that a command line asks for, and their files; each field is the option of the same name."""
+    """The reports that a command line asks for, and their files; each field is the option of the same name.
+
+    It is false if no report is asked for.
+
+    Attributes:
+        json_: Whether JSON is printed.
+        output: File of the JSON report.
+        html: File of the page.
+        sarif: File of the SARIF log.
+        junit: File of the JUnit report.
+        markdown: File of the comment for a pull request, or "-" for stdout.
+        force: Whether existing files are replaced.
+    """
 
     json_: bool = False
     output: Path | None = None

@@ -58,7 +58,23 @@ def check_verb(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Audit every attention of a model, print or write the report, and end with its exit code."""
+    """Audit every attention of a model, print or write the report, and end with its exit code.
+
+    Args:
+        models: Name or path of the model, or of several, each of which is audited on its own.
+        loading: How to load it, and the inputs that it runs on.
+        laws: Which laws to check; None for the default.
+        laws_seconds: Time limit of the laws; None for the default.
+        baseline: File to compare with, so that only what changed counts; None for no comparison.
+        update: Whether to write the baseline anew, in which case nothing fails.
+        wanted: Which reports to write, and their files.
+        fail_on: Least severity of a finding that gives the exit code 1.
+        lang: Language of the report.
+        show_traceback: Whether an error shows its traceback.
+
+    Raises:
+        typer.Exit: Always at the end, with the exit code.
+    """
     model, *others = models
     asked = _Laws(laws, laws_seconds)
     with reported(show_traceback):

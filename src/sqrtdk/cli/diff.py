@@ -51,7 +51,27 @@ def diff_verb(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Run two models on the same inputs, print or write where they differ, and end with the exit code."""
+    """Run two models on the same inputs, print or write where they differ, and end with the exit code.
+
+    Args:
+        a: Name or path of the first model, or a file: a trace (.safetensors), .onnx or .pt2.
+        b: Name or path of the second one, likewise.
+        loading: How to load both, and the inputs that they run on.
+        of_a: Options of the first model alone, as "option=value".
+        of_b: Options of the second model alone, likewise.
+        kv_scale: The scale of a quantised cache that one of the models keeps; None if it is to be found.
+        mapping: JSON file that maps sites of the first model to those of the second; None if they are guessed.
+        json_: Whether to print JSON.
+        output: File to write JSON to.
+        html: File of the page; None for no page.
+        force: Whether to replace existing files.
+        fail_on: What gives the exit code 1.
+        lang: Language of the report.
+        show_traceback: Whether an error shows its traceback.
+
+    Raises:
+        typer.Exit: Always at the end, with the exit code.
+    """
     with reported(show_traceback):
         from sqrtdk import _files
 

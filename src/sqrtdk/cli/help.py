@@ -133,12 +133,20 @@ class HelpfulGroup(_Helpful, TyperGroup):
         _section(formatter, "cli.words.commands", self.lines())
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return the name of each verb, with a line that says what it does."""
+        """Return (name, text) for each verb, where the text is a line that says what it does."""
         return [(name, command.get_short_help_str()) for name, command in self.commands.items()]
 
 
 def help_row(parameter: Any, ctx: Any) -> tuple[str, str]:
-    """Return an option or an argument as the help shows it: its name; and its text, with the default and limits."""
+    """Return the row of an option or an argument in the help, in the reader's language.
+
+    Args:
+        parameter: A parameter of click.
+        ctx: The context of its command.
+
+    Returns:
+        The name, as "--rows INTEGER"; and its text, followed by default and limits in brackets.
+    """
     name, described = parameter.get_help_record(ctx)
     # typer appends "  [default: (cli.defaults.own); x>=1; required]"; a default in words is in brackets
     id, _, notes = described.rpartition("  [")
@@ -160,7 +168,7 @@ def _note(note: str) -> str:
 
 
 def text(words: str) -> str:
-    """Return the text of an id of the catalogue; other words, such as a command or a number, stay as they are."""
+    """Return the text of an id of the catalogue ("cli.*") in the reader's language; return other words unchanged."""
     return Message(words).said(spoken()) if words.startswith("cli.") else words
 
 

@@ -36,7 +36,23 @@ def kv(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Audit a model without its laws, forecast its cache, print or write the report, and end with its exit code."""
+    """Audit a model without its laws, forecast its cache, print or write the report, and end with its exit code.
+
+    Args:
+        model: Name or path of the model.
+        loading: How to load it, and the inputs that it runs on.
+        cache_dtype: Format of the quantised cache; None for all formats.
+        cache_scale: Which values share a scale ("tensor", "head", "token", "channel"), or one number as the scale of
+            all; None for the default of the format.
+        rows: Largest number of rows of a call that are computed; None for 256.
+        wanted: Which reports to write, and their files.
+        fail_on: Least severity of a finding that gives the exit code 1.
+        lang: Language of the report.
+        show_traceback: Whether an error shows its traceback.
+
+    Raises:
+        typer.Exit: Always at the end, with the exit code.
+    """
     with reported(show_traceback):
         wanted.refuse_unwritable()  # before torch is imported
         from sqrtdk.cli.output import announce, working

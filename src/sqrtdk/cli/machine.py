@@ -16,7 +16,13 @@ def env(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Print the versions, the machine and its kernels."""
+    """Print the versions, the machine and its kernels.
+
+    Args:
+        json_: Whether to print JSON.
+        lang: Language of the text.
+        show_traceback: Whether an error shows its traceback.
+    """
     with reported(show_traceback):
         from sqrtdk import _json
         from sqrtdk.cli.output import colors, print_text, width, working
@@ -38,7 +44,14 @@ def build_verb(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Compile the attention kernel for CPUs, and print the path of the library."""
+    """Compile the attention kernel for CPUs, load it, and print the path of the library.
+
+    Args:
+        force: Whether to compile although a library exists.
+        if_possible: Whether a kernel that can't be built or loaded is reported on stderr only, rather than an error.
+        lang: Language of messages.
+        show_traceback: Whether an error shows its traceback.
+    """
     with reported(show_traceback):
         from sqrtdk.cli.output import print_path, tell_reader, working
         from sqrtdk.errors import UnsupportedError

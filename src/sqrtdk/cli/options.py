@@ -93,7 +93,7 @@ class Fields:
     options: Mapping[str, Any]
 
     def parameters(self) -> list[inspect.Parameter]:
-        """Return a keyword parameter for each field, as Typer reads it."""
+        """Return a keyword-only parameter for each field, with its default, annotated with its option for Typer."""
         return [
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=getattr(self.default, name), annotation=option
@@ -161,7 +161,11 @@ ShowTraceback = Annotated[bool, typer.Option("--traceback", help="cli.options.tr
 
 
 def expanded(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return a verb as Typer reads it: a parameter that is a `Fields` becomes one parameter for each of its fields."""
+    """Return a verb as Typer reads it, with all parameters keyword-only.
+
+    A parameter that is annotated with `Fields` becomes one parameter for each field; when called, the function makes
+    the object of them and calls `verb`.
+    """
     parameters: list[inspect.Parameter] = []
     objects: dict[str, Fields] = {}
     for parameter in inspect.signature(verb, eval_str=True).parameters.values():
@@ -192,7 +196,7 @@ def whole_word(value: str) -> str:
 
 
 def language_of_choice(lang: Choice) -> Language:
-    """Return the language of a `--lang`; "auto" means that of the environment."""
+    """Return the language, "en" or "zh", of the value of `--lang`; "auto" means that of the environment."""
     return chosen(lang, os.environ)
 
 

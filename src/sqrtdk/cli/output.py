@@ -172,7 +172,10 @@ def colors() -> bool:
 
 
 def screen() -> int | None:
-    """Return the height of the terminal in lines; None if stdout is not a terminal that can be redrawn."""
+    """Return the height of the terminal in lines; None if stdout is not a terminal that can be redrawn.
+
+    It is 24 if the terminal does not say.
+    """
     if not _is_terminal() or os.environ.get("TERM") == "dumb":
         return None
     with contextlib.suppress(OSError, ValueError):

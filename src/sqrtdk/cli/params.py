@@ -30,7 +30,17 @@ def params(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Count the parameters of every attention of a model, a config or a preset, and print or write them."""
+    """Count the parameters of every attention of a model, a config or a preset, and print or write them.
+
+    Args:
+        target: The model, the config or the name of a preset; None for all presets.
+        loading: Revision, seed, and whether to trust remote code.
+        json_: Whether to print JSON.
+        output: File to write JSON to.
+        force: Whether to replace an existing file.
+        lang: Language of the tables.
+        show_traceback: Whether an error shows its traceback.
+    """
     with reported(show_traceback):
         from sqrtdk import _files
         from sqrtdk.cli.output import announce, colors, print_text, say_written, width, working

@@ -29,7 +29,20 @@ def record_verb(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Run a model once, and write the tensors of every attention to a trace file."""
+    """Run a model once, and write the tensors of every attention to a trace file.
+
+    Args:
+        model: Name or path of the model.
+        output: The trace file.
+        calls: Pattern of the attentions to record; "*" for all.
+        rows: Largest number of rows to record; None for all.
+        heads: List of the heads to record; None for all.
+        projections: Whether to record the inputs and weights of the projections as well.
+        loading: How to load the model, and the inputs that it runs on.
+        force: Whether to replace an existing file.
+        lang: Language of messages.
+        show_traceback: Whether an error shows its traceback.
+    """
     with reported(show_traceback):
         from sqrtdk import _files
 

@@ -67,7 +67,10 @@ class VerbGroup(HelpfulGroup):
     """
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """Return the verb of a name; None if neither the program nor an installed distribution has it."""
+        """Return the verb of a name; None if neither the program nor an installed distribution has it.
+
+        click calls it. Verbs of other distributions are their entry points of the group "sqrtdk.verbs".
+        """
         own = super().get_command(ctx, name)
         return _added(name) if own is None else own
 

@@ -45,7 +45,22 @@ def show_run(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Draw a run in the terminal or as a page, once or while it is written; end with the exit code of its alarms."""
+    """Draw a run in the terminal or as a page, once or while it is written; end with the exit code of its alarms.
+
+    Args:
+        run: Folder of the run.
+        statistic: Statistics to draw.
+        follow: Whether to draw it in the terminal again and again while it is written.
+        serve: Port on which to serve its page while it is written; None for no server.
+        verify: Whether to check that all parts of the records are undamaged.
+        html: File of the page; None for no page.
+        json_: Whether to print JSON.
+        output: File to write JSON to.
+        force: Whether to replace existing files.
+        fail_on: Least severity of an alarm that gives the exit code 1.
+        lang: Language of the report.
+        show_traceback: Whether an error shows its traceback.
+    """
     with reported(show_traceback):
         from sqrtdk import _files
         from sqrtdk.cli.output import colors, print_text, say_written, tell_reader, width
@@ -102,7 +117,19 @@ def compare_two_runs(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Compare two runs, statistic by statistic, and print or write the differences."""
+    """Compare two runs, statistic by statistic, and print or write the differences.
+
+    Args:
+        a: Folder of the first run.
+        b: Folder of the second run.
+        html: File of the page; None for no page.
+        json_: Whether to print JSON.
+        output: File to write JSON to.
+        force: Whether to replace existing files.
+        fail_on: What gives the exit code 1.
+        lang: Language of the report.
+        show_traceback: Whether an error shows its traceback.
+    """
     with reported(show_traceback):
         from sqrtdk import _files
 

@@ -72,7 +72,12 @@ def follow_run(folder: Path, columns: list[str], language: Language) -> Summary:
 
 
 def writer_sentence(run: GrowingRun, summary: Summary) -> Message:
-    """Return the sentence that says that the process that wrote the run is gone, and how it ended."""
+    """Return the sentence that says that the process that wrote the run was killed or has ended, and at which step.
+
+    Args:
+        run: The run, whose `writer` is no longer writing.
+        summary: Its latest summary.
+    """
     step = "-" if summary.last_step is None else summary.last_step
     return Message("runs.writer.killed" if run.writer == "killed" else "runs.writer.ended", step=step)
 
@@ -105,7 +110,12 @@ def serve_run(folder: Path, port: int, language: Choice, ready: Callable[[str], 
 
 
 class LivePage:
-    """The page of a run while it is written; requests may come from several threads."""
+    """The page of a run that is still written; its methods may be called from several threads.
+
+    Args:
+        folder: The folder of the run.
+        language: Language that the page opens in.
+    """
 
     def __init__(self, folder: Path, language: Choice) -> None:
         self._run, self._language = GrowingRun(folder), language
@@ -131,7 +141,7 @@ class LivePage:
             return {"mark": f"{self._server}-{self._number}", "writer": writer}
 
     def page(self) -> bytes:
-        """Return the page as UTF-8; it is drawn again only if the run has grown."""
+        """Return the page as HTML in UTF-8; it is drawn again only if the run has grown since the last call."""
         from sqrtdk.report.watch.html import to_html
 
         mark = self.look()["mark"]
@@ -142,7 +152,16 @@ class LivePage:
 
 
 class PageServer(socketserver.ThreadingTCPServer):
-    """Serves a `LivePage` over HTTP on an address of this machine."""
+    """An HTTP server of a `LivePage`, with a thread for each request.
+
+    Args:
+        address: Address to listen on and port; port 0 takes a free one.
+        live: The page.
+
+    Attributes:
+        live: The page.
+        hosts: The values of the header `Host` that are the server's own, as "localhost:8000".
+    """
 
     allow_reuse_address = True
     daemon_threads = True  # Ctrl-C waits for no browser

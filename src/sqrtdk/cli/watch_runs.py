@@ -113,7 +113,25 @@ def checkpoints(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Measure and audit checkpoints, write them as the records of a run, and draw the run."""
+    """Measure and audit checkpoints, write them as the records of a run, and draw the run.
+
+    Args:
+        patterns: Paths of checkpoints, in which wildcards may stand.
+        output: Folder of the records.
+        rows: Largest number of rows of a sequence that are measured; None for all.
+        engine: Where checkpoints are measured: "local" one after another, "pool" in processes, or "ray".
+        workers: Number of processes; None for the engine's default.
+        ray_address: Address of the ray cluster; None for the default.
+        anew: Whether to measure checkpoints again that have a result already.
+        loading: How to load the checkpoints, and the inputs that they run on.
+        statistic: Statistics to draw.
+        json_: Whether to print JSON.
+        html: File of the page; None for no page.
+        force: Whether to replace an existing page.
+        fail_on: Least severity of an alarm that gives the exit code 1.
+        lang: Language of the report.
+        show_traceback: Whether an error shows its traceback.
+    """
     with reported(show_traceback):
         from sqrtdk import _files
         from sqrtdk.cli.output import colors, counting, print_text, say_written, tell_reader, width, working

@@ -50,16 +50,31 @@ class TracedProgram:
 
 
 class Source(Protocol):
-    """A program of another framework that can be traced for any shapes."""
+    """A program of another framework that can be traced for inputs of any shapes.
+
+    Attributes:
+        signature: Names of the inputs.
+        tensors: Parameters and buffers by name.
+    """
 
     signature: inspect.Signature
     tensors: Mapping[str, Tensor]  # parameters and buffers by name
 
     def bind(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Bound:
-        """Return the inputs of a call."""
+        """Return the inputs of a call, as tensors.
+
+        Args:
+            args: Inputs by position.
+            named: Inputs by name.
+        """
 
     def trace(self, bound: Bound, dtypes: Mapping[str, torch.dtype]) -> TracedProgram:
-        """Return the program for inputs, with parameters of other dtypes than its own if `dtypes` says so."""
+        """Return the program for inputs of certain shapes.
+
+        Args:
+            bound: The inputs.
+            dtypes: Dtypes of parameters by name, in place of their own; {} for none.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +89,14 @@ class _Programs:
 
 
 class ForeignModule(nn.Module):
-    """The root module of a foreign program. Its forward takes the program's inputs, as tensors or arrays."""
+    """The root module of a program of another framework; its forward takes the program's inputs, as tensors or arrays.
+
+    Its submodules and parameters have the paths of the other framework. `to(torch.float64)` makes it compute without
+    the program's own rounding, and `to(torch.bfloat16)` traces the program for parameters in bfloat16.
+
+    Attributes:
+        vocabularies: Numbers of rows of the tables from which integer inputs pick rows.
+    """
 
     vocabularies: frozenset[int]  # numbers of rows of the tables that ids pick rows of
     _programs: tuple[_Programs]
@@ -82,7 +104,10 @@ class ForeignModule(nn.Module):
     _dtypes: Mapping[str, tuple[torch.dtype, str]]  # of the parameters in the program, with the source's tensor
 
     def run(self, *args: Any, **named: Any) -> Any:
-        """Run the program for these inputs, traced anew if they have other shapes than before."""
+        """Return the outputs for these inputs, nested as the framework nests them.
+
+        The program is traced anew for shapes, settings or parameter dtypes that it was not traced for before.
+        """
         programs = self._programs[0]
         bound = programs.source.bind(args, named)
         wide, narrow, device = self._kept(bound)
@@ -126,7 +151,16 @@ class ForeignModule(nn.Module):
 
 
 def foreign_module(source: Source, bound: Bound, kind_name: str) -> tuple[ForeignModule, TracedProgram]:
-    """Return a source as a module of a class of that name, and its program for the given inputs."""
+    """Make a torch module of a program of another framework.
+
+    Args:
+        source: The program.
+        bound: Inputs for which it is traced at once.
+        kind_name: Name of the module's class.
+
+    Returns:
+        The module, in eval mode, with copies of the parameters that need no gradient; and the traced program.
+    """
     with _disable_current_modes(), torch.no_grad():
         traced = source.trace(bound, {})
     program = traced.program

@@ -53,14 +53,18 @@ class RunDtypes:
         return self.wide if own.is_floating_point and own.itemsize < self.wide.itemsize else own
 
     def cast(self, tensor: Tensor, own: torch.dtype) -> Tensor:
-        """Return a tensor in the dtype of a run in which the program names `own`."""
+        """Return a tensor in the dtype of the run for `own`, the dtype that the program names; see `dtype`."""
         dtype = self.dtype(own)
         return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A number that an operation reads, `0.25` in `0.25 * x`."""
+    """A number that an operation reads in place of a tensor, as 0.25 in `0.25 * x`.
+
+    Attributes:
+        value: The number.
+    """
 
     value: int | float | complex | bool
 
@@ -114,7 +118,12 @@ class FlatProgram:
     outputs: tuple[Read, ...]
 
     def inline(self, numbers: RunDtypes, *inputs: Tensor) -> list[Any]:
-        """Run the steps without modules: the body of a loop, a branch."""
+        """Run all steps outside of any module, as for the body of a loop or a branch, and return the outputs.
+
+        Args:
+            numbers: Dtypes and device of the run.
+            inputs: Values of `self.inputs`, in order.
+        """
         known = dict(zip(self.inputs, inputs, strict=True)) | fixed_tensors(self.constants, numbers)
         _run_items(self.steps, known, {}, numbers, {})
         return [_read(known, {}, read) for read in self.outputs]
@@ -144,7 +153,17 @@ class Region:
 
 
 def plan(program: FlatProgram, modules: AbstractSet[str]) -> Region:
-    """Return the steps of a program grouped by the modules that exist; others fall to the nearest module above."""
+    """Return the steps of a program, in their order, grouped into one region for each run of steps inside a module.
+
+    A step whose module does not exist goes to the nearest module above it.
+
+    Args:
+        program: The program.
+        modules: Paths of the modules that exist.
+
+    Returns:
+        The region of the root, which holds all others.
+    """
     steps, fixed = program.steps, program.parameters.keys() | program.constants.keys()
     made_at = dict.fromkeys(program.inputs, -1)
     last_read: dict[int, int] = {}
@@ -207,7 +226,18 @@ def _references(reads: Iterable[Read]) -> list[int]:
 def run_regions(
     program: FlatProgram, block: Region, modules: Mapping[str, nn.Module], inputs: Sequence[Tensor], numbers: RunDtypes
 ) -> list[Any]:
-    """Run a planned program inside the modules of a root, whose parameters it reads, and return its outputs."""
+    """Run a program inside the modules of a root, so that each step runs within the forward of its module.
+
+    Args:
+        program: The program.
+        block: Its result of `plan`.
+        modules: The modules by path, from which the parameters are read.
+        inputs: Inputs in the order of `program.inputs`.
+        numbers: Dtypes and device of the run.
+
+    Returns:
+        The outputs, in the order of `program.outputs`.
+    """
     held = {ref: held_tensor(modules, name) for ref, name in program.parameters.items()}
     fixed = held | fixed_tensors(program.constants, numbers)
     known = dict(zip(program.inputs, inputs, strict=True))
@@ -216,12 +246,17 @@ def run_regions(
 
 
 def fixed_tensors(constants: Mapping[int, Tensor], numbers: RunDtypes) -> dict[int, Tensor]:
-    """Return constants in the dtypes and on the device of a run."""
+    """Return the constants of a program by reference, in the dtypes and on the device of a run."""
     return {ref: numbers.cast(value, value.dtype).to(numbers.device) for ref, value in constants.items()}
 
 
 def held_tensor(modules: Mapping[str, nn.Module], name: str) -> Any:
-    """Return a parameter or buffer by its name in the root."""
+    """Return a parameter or buffer.
+
+    Args:
+        modules: Modules by path, with the root at "".
+        name: Path of the module and name of the tensor, as "layers.0.weight".
+    """
     path, _, last = name.rpartition(".")
     return getattr(modules[path], last)
 

@@ -21,15 +21,25 @@ _CLASS_NAME = re.compile(r"[A-Za-z_]\w{0,100}")
 
 
 class NamedModule(nn.Module):
-    """A module at a path of a foreign program."""
+    """A module without parameters of its own that stands for a module of a foreign program, at its path."""
 
     def forward(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Calls `run` inside this module, so that a trace names the module as its site."""
+        """Return `run(*args)`, called inside this module, so that a trace names the module as the site of what happens.
+
+        Args:
+            run: A function that computes the module's steps.
+            args: Its arguments.
+        """
         return run(*args)
 
 
 def class_of(name: str, base: type[nn.Module] = NamedModule) -> type[nn.Module]:
-    """Return an empty subclass of `base` with the last part of a dotted class name, or `base` for an invalid name."""
+    """Return an empty subclass of `base` that has the last part of a dotted class name as its name.
+
+    Args:
+        name: As "flax.nnx.Linear"; if its last part is no valid class name, `base` itself is returned.
+        base: The class to derive from.
+    """
     last = name.rpartition(".")[2]
     return type(last, (base,), {}) if _CLASS_NAME.fullmatch(last) else base
 
@@ -46,10 +56,14 @@ def is_module_path(path: str) -> bool:
 
 
 def place_modules(root: nn.Module, classes: Mapping[str, str]) -> dict[str, nn.Module]:
-    """Return the modules by path after adding one at each path of `classes` and at all of its parents.
+    """Add modules to a root, at the given paths and at all of their parents.
 
-    `classes` maps paths to class names, with "" for an unknown one. The root's path is "". Paths that
-    `is_module_path` refuses are left out.
+    Args:
+        root: The module that gets them.
+        classes: Class name by path, "" for an unknown one; paths that `is_module_path` refuses are left out.
+
+    Returns:
+        The modules by path, with the root at "".
     """
     made: dict[str, nn.Module] = {"": root}
     for path in sorted(filter(is_module_path, classes), key=lambda path: path.count(".")):
@@ -64,9 +78,15 @@ def place_modules(root: nn.Module, classes: Mapping[str, str]) -> dict[str, nn.M
 
 
 def place_tensor(modules: Mapping[str, nn.Module], name: str, tensor: Tensor) -> str:
-    """Adds a tensor to the module named in front of its last dot, or to the root under a new name.
+    """Add a tensor to the module named in front of its last dot, or to the root under a new name.
 
-    Returns the tensor's name in the model.
+    Args:
+        modules: Modules by path, with the root at "".
+        name: Name of the tensor in the foreign program, as "layers.0.weight".
+        tensor: A parameter, or a tensor that becomes a buffer.
+
+    Returns:
+        The tensor's name in the root.
     """
     path, _, last = name.rpartition(".")
     if path not in modules or not last or hasattr(modules[path], last) or not is_module_path(name):
@@ -96,9 +116,15 @@ def at_line(file: str, line: int) -> FunctionType:
 
 
 def written_in(module: nn.Module, file: str, first: int, last: int) -> None:
-    """Gives a `NamedModule` a forward whose code begins at one line of a file and ends at another.
+    """Give a `NamedModule` a forward whose code begins at one line of a file and ends at another.
 
-    A comparison reports the lines of a module's forward: they are those of the foreign source.
+    A comparison reports the lines of a module's forward, which are then those of the foreign source.
+
+    Args:
+        module: The module.
+        file: Path of the foreign source file.
+        first: First line.
+        last: Last line.
     """
     space = "\n" * min(max(last - first, 1), _MOST_LINES)
     code = compile(f"def forward(self, run, *args):{space}    return run(*args)\n", file, "exec")

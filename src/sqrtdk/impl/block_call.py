@@ -37,8 +37,12 @@ Brought = Callable[[Call, int, int], Call]
 
 
 def block_calls(call: Call) -> tuple[Brought, int]:
-    """Return the function that brings the rows start..stop of this call to a call of dot products plus a bias, and how
-    many rows it is given at once."""
+    """Return how to run a call in blocks of rows, each of them as a call of dot products plus a bias.
+
+    Returns:
+        A function `bring(call, start, stop)` that returns the call of the rows start..stop - 1; and the number of rows
+        to give it at once.
+    """
     mods = tuple(read_mask(mod) for mod in call.mask_mods)
     places = frozenset().union(*(ANYTHING if mod.places is None else mod.places for mod in mods))
     score = None if call.score_mod is None else read_score(call.score_mod, call.dtype)

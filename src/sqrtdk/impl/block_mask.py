@@ -33,8 +33,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """Least and greatest value in each block, (M, N), either of which may be 1: of integers, or of bools, where False
-    is less than True."""
+    """Least and greatest value in each block of a function of row and key, whose values are integers or bools.
+
+    False is less than True.
+
+    Attributes:
+        low: Least values, (M, N) or with sizes of 1.
+        high: Greatest values, likewise.
+    """
 
     low: Tensor
     high: Tensor
@@ -58,14 +64,22 @@ class BlockMask:
     all: Bool[Tensor, "M N"]
 
     def reach(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the first key that rows start..stop may see, and the one after the last; (0, 0) if there is none."""
+        """Return which keys the rows start..stop - 1 may see.
+
+        Returns:
+            The first of these keys, and the one after the last; (0, 0) if there is none.
+        """
         columns = self.some[start // SIDE : -(-stop // SIDE)].any(0).nonzero()
         if not len(columns):
             return 0, 0
         return int(columns[0]) * SIDE, min(self.keys, (int(columns[-1]) + 1) * SIDE)
 
     def of(self, start: int, stop: int, first: int, last: int) -> Bool[Tensor, "R S"] | None:
-        """Return which of the keys first..last the rows start..stop see; None: all."""
+        """Return which of the keys first..last - 1 the rows start..stop - 1 see.
+
+        Returns:
+            A bool mask, (stop - start, last - first), that is True at visible keys; None if all are visible.
+        """
         top, left = start // SIDE, first // SIDE
         at = slice(top, -(-stop // SIDE)), slice(left, -(-last // SIDE))
         some, whole = self.some[at], self.all[at]
@@ -95,7 +109,13 @@ class BlockMask:
 
 
 def block_mask(programs: Sequence[PairProgram], length: int, keys: int) -> BlockMask:
-    """Return the blocks of masks that depend on row and key alone, and not on sample and head."""
+    """Return which blocks of pairs are seen by masks that depend on row and key alone, and not on sample and head.
+
+    Args:
+        programs: The masks; a row sees a key that all of them show.
+        length: Number of rows, L.
+        keys: Number of keys, S.
+    """
     found = [_last_bounds(program, length, keys) for program in programs]
     some, whole = found[0].high, found[0].low
     for bounds in found[1:]:

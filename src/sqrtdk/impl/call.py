@@ -109,7 +109,10 @@ class Call:
 
     @property
     def band(self) -> Band:
-        """The keys that diagonal and window together leave to each row, as a band of distances."""
+        """The keys that diagonal and window together leave to each row, as bounds of the distance of row and key.
+
+        Both bounds are inclusive, and None stands for no bound.
+        """
         left, right = self.window
         # is_causal with window=(8, 2): both bound the keys to come, and the nearer bound counts.
         aheads = [self.diagonal, None if right is None else right + self.shift]
@@ -133,7 +136,7 @@ class Call:
         return torch.float64 if torch.float64 in (self.query.dtype, self.key.dtype) else torch.float32
 
     def positions(self, start: int, stop: int) -> Int[Tensor, " {stop}-{start}"]:
-        """Return the positions of rows start..stop, int64 (stop - start,)."""
+        """Return the positions of the rows start..stop - 1, int64 (stop - start,); of a sample, those in `places`."""
         if self.places is not None:
             return self.places[start:stop]
         return torch.arange(start, stop, device=self.query.device)
@@ -156,9 +159,11 @@ class Call:
         )
 
     def visible_mask(self, start: int, stop: int) -> Visible | None:
-        """Return the keys that rows start..stop see, as a bool mask that broadcasts to (..., stop - start, S).
+        """Return the keys that the rows start..stop - 1 see.
 
-        Returns None if every row sees every key.
+        Returns:
+            A bool mask that is True at visible keys and broadcasts to (..., stop - start, S); None if every row sees
+            every key.
         """
         found = None if self.visible is None else cut_rows(self.visible, start, stop)
         shown = [self._shown(mod, start, stop) for mod in self.mask_mods]
@@ -175,14 +180,26 @@ class Call:
         return self.in_lead(map_mask(mod, math.prod(lead[:-1]), heads, self.positions(start, stop), self.keys))
 
     def in_lead(self, of_pairs: Shaped[Tensor, "#B #Hq R S"]) -> Shaped[Tensor, "*#BHq R S"]:
-        """Return the results of a function of one pair with the leading dimensions of this call."""
+        """Return results of a function of one pair, (#B, #Hq, R, S), with the leading dimensions of this call.
+
+        B stands for all leading dimensions but the heads. Dimensions that the call lacks are removed.
+        """
         lead = self.lead
         if len(lead) > 2 and of_pairs.shape[0] != 1:
             return of_pairs.reshape(*lead[:-1], *of_pairs.shape[1:])
         return of_pairs[(0,) * max(0, 2 - len(lead))]
 
     def modified(self, scores: Logits, start: int, stop: int) -> Logits:
-        """Return the scores of rows start..stop after `score_mod`, (..., Hq, stop - start, S)."""
+        """Return scores after `score_mod`, which the call must have.
+
+        Args:
+            scores: Scores of the rows, broadcastable to (..., Hq, stop - start, S).
+            start: First row.
+            stop: Row after the last one.
+
+        Returns:
+            (..., Hq, stop - start, S).
+        """
         assert self.score_mod is not None
         lead = self.lead
         scores = scores.expand(*lead, stop - start, self.keys)
@@ -213,7 +230,10 @@ def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def cut_rows(tensor: Tensor, start: int, stop: int) -> Tensor:
-    """Return rows start..stop of a tensor that broadcasts to (..., L, S) or (..., L, 1), as a view."""
+    """Return the rows start..stop - 1 of a tensor that broadcasts to (..., L, S) or (..., L, 1), as a view.
+
+    A tensor with one row for all, or without a dimension of rows, is returned whole.
+    """
     return tensor[..., start:stop, :] if tensor.ndim > 1 and tensor.shape[-2] != 1 else tensor
 
 

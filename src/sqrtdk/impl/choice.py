@@ -51,7 +51,12 @@ FEW_TO_LEARN = 64  # rows up to which torch's backward pass is faster
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The implementation that runs a call, and the reason for the choice, which `sqrtdk.explain` shows."""
+    """The implementation that runs a call, and why; `sqrtdk.explain` shows both.
+
+    Attributes:
+        impl: "cpu", "triton", "fused", "dense" or "tiled".
+        reason: The reason for the choice, in English.
+    """
 
     impl: str
     reason: str
@@ -99,14 +104,18 @@ def choose(call: Call, impl: str = "auto", *, weights: bool = False) -> Choice:
 
 
 def settle(call: Call, impl: str = "auto", *, weights: bool = False) -> tuple[Call, Call, Choice]:
-    """Return the call as it was given, the call as it runs (see `as_product`), and its implementation.
+    """Return a call as it will run, and the implementation that runs it.
 
-    "auto" and "cpu" replace functions of pairs by a bias and a band where they can.
+    For "auto" and "cpu", score and mask functions are replaced by a bias and bounds of the distance where they can.
 
     Args:
         call: A resolved call.
         impl: Name of an implementation, or "auto".
         weights: Whether the weights are requested.
+
+    Returns:
+        The call, with functions replaced; the call that runs, whose score is a dot product if possible (see
+        `as_product`); and the choice.
 
     Raises:
         InvalidValueError, UnsupportedError: As `choose`.
@@ -172,7 +181,7 @@ def more_than_torch(call: Call) -> bool:
 
 
 def against_triton(call: Call) -> str | None:
-    """Return the reason why "auto" does not take the Triton kernel for a call on a GPU; None if it takes it."""
+    """Return the reason, in English, why "auto" does not take the Triton kernel for a call; None if it takes it."""
     reason = against_kernel(call)
     if reason is not None:
         return reason
@@ -189,7 +198,7 @@ def against_triton(call: Call) -> str | None:
 
 
 def against_compiled(call: Call) -> str | None:
-    """Return the reason why "auto" does not take the compiled CPU kernel; None if it takes it."""
+    """Return the reason, in English, why "auto" does not take the compiled CPU kernel for a call; None if it does."""
     reason = against_cpu(call)
     if reason is not None:
         return reason

@@ -41,7 +41,10 @@ CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def obstacle(call: Call) -> str | None:
-    """Return the reason why the compiled kernel can't run a call, whether it is built or not; None if it can."""
+    """Return the reason, in English, why the compiled kernel can't run a call; None if it can.
+
+    It does not matter here whether the kernel is built.
+    """
     tensors = (call.query, call.key, call.value)
     if any(t.device.type != "cpu" for t in tensors):
         return "it runs on CPUs"
@@ -67,7 +70,13 @@ def obstacle(call: Call) -> str | None:
 
 
 def cpu(call: Call) -> tuple[Output, AuxOutput]:
-    """Return output (..., Hq, L, Ev) and statistics (..., Hq, L). Compiles the kernel if it is not built.
+    """Compute a call by the compiled kernel, which is compiled first if it is not built.
+
+    Args:
+        call: The call; if its logits are not dot products plus a bias, it runs in blocks of rows.
+
+    Returns:
+        The output (..., Hq, L, Ev), and the requested statistics, (..., Hq, L) each.
 
     Raises:
         UnsupportedError: See `obstacle`; or the kernel can't be built or loaded, with the reason.

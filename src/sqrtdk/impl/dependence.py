@@ -37,10 +37,13 @@ _FOLLOWED = {"Add", "Sub", "Where", "MaskedFill", "Div", "Tanh", "Mul"}
 
 @dataclass(frozen=True)
 class Added:
-    """A score_mod is score + f, or cap tanh(score / cap) + f with a `cap`; f depends on `places` and may be -inf.
+    """What a `score_mod` of the form score + f, or cap tanh(score / cap) + f, adds to a score.
 
-    If f is bias[h, q_idx, kv_idx], or another tensor with its dimensions in this order, that is the `table`, and the
-    dimensions are `axes`.
+    Attributes:
+        places: What f depends on, such as "h" or "i - j"; f may be -inf, which hides a key.
+        cap: The cap; None if there is none.
+        table: The tensor of which f is an entry, as in bias[h, q_idx, kv_idx]; None if f is not of this kind.
+        axes: What indexes each dimension of the table.
     """
 
     places: frozenset[str]
@@ -234,7 +237,12 @@ def _place(tensor: Tensor) -> int:
 
 
 def read_score(function: ScoreMod, dtype: torch.dtype) -> ReadScore:
-    """Return the function with what is read of it; one that was read stays as it is."""
+    """Return what is known of a `score_mod`, found by running it once on tensors without dimensions.
+
+    Args:
+        function: The `score_mod`; a `ReadScore` is returned as it is.
+        dtype: Dtype of the scores.
+    """
     if isinstance(function, ReadScore):
         return function
     learns = torch.is_grad_enabled()
@@ -275,7 +283,10 @@ def _added(found: Tensor | None, form: _Form, score: Tensor, known: bool) -> Add
 
 
 def read_mask(function: MaskMod) -> ReadMod:
-    """Return the function with what is read of it; one that was read stays as it is."""
+    """Return what is known of a `mask_mod`, found by running it once on tensors without dimensions.
+
+    A `ReadMod` is returned as it is. For a function that can't be followed, its fields `places` and `program` are None.
+    """
     if isinstance(function, ReadMod):
         return function
     found, form, program = _followed(function)

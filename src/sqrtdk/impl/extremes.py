@@ -24,10 +24,17 @@ FARTHEST_ROW = 512.0  # largest entry of a row of a mask beside which lse is as 
 
 
 def needs_care(query: Query, key: Key, value: Value, scale: float | Factor | None, hides: bool) -> bool:
-    """Return whether NaN or infinity is where torch's kernels mistreat it: at a hidden key, or in a row of few or no
-    keys.
+    """Return whether NaN or infinity may be where torch's kernels mistreat it.
 
-    It may be in the input, or arise in the product.
+    That is at a hidden key, or in a row of few or no keys. It may be in the input, or arise in the product of query and
+    key. It is False if the numbers may not be read (see `looked_at`).
+
+    Args:
+        query: (..., Hq, L, E).
+        key: (..., H, S, E).
+        value: (..., H, S, Ev).
+        scale: The scale of the call.
+        hides: Whether a mask of any kind may hide a key from a row.
     """
     if not looked_at(query, key, value):
         return False
@@ -39,10 +46,18 @@ def needs_care(query: Query, key: Key, value: Value, scale: float | Factor | Non
 
 
 def gives_infinity(query: Query, key: Key, value: Value, scale: float | Factor | None, hides: bool) -> bool:
-    """Return whether a logit of a call that needs no care may be infinite.
+    """Return whether a logit may be infinite in a call for which `needs_care` is False.
 
     torch's CPU kernels give 0 for a row whose maximum is -inf, and in half types for one whose maximum is +inf; the
-    other implementations give NaN. Where a mask `hides` keys, `needs_care` has looked at the same numbers.
+    other implementations give NaN. It is False if the numbers may not be read (see `looked_at`).
+
+    Args:
+        query: (..., Hq, L, E).
+        key: (..., H, S, E).
+        value: (..., H, S, Ev).
+        scale: The scale of the call.
+        hides: Whether a mask may hide a key from a row; then `needs_care` has looked at the same numbers, and it is
+            False.
     """
     if hides or not looked_at(query, key, value) or not may_overflow(query, key, value.dtype, scale):
         return False
@@ -53,7 +68,10 @@ def gives_infinity(query: Query, key: Key, value: Value, scale: float | Factor |
 
 
 def above_infinity(tensor: Float[Tensor, "..."]) -> bool:
-    """Return whether all numbers are above -inf; False if there are none, or if they may not be read."""
+    """Return whether all numbers of a tensor are above -inf.
+
+    It is False if one is NaN, if there are none, or if they may not be read (see `looked_at`).
+    """
     if not looked_at(tensor) or not tensor.numel():
         return False
     with _disable_current_modes():  # no tape shall record the question
@@ -61,7 +79,10 @@ def above_infinity(tensor: Float[Tensor, "..."]) -> bool:
 
 
 def looked_at(*tensors: Float[Tensor, "..."]) -> bool:
-    """Return whether the numbers of tensors may be read without waiting for a device: they are on the CPU."""
+    """Return whether the numbers of tensors may be read without waiting for a device.
+
+    That is so if the first is on the CPU and all have values: not while compiling, under a transform or on "meta".
+    """
     return tensors[0].device.type == "cpu" and has_values(*tensors)
 
 
@@ -98,9 +119,15 @@ def holds_nonfinite(tensor: Float[Tensor, "..."]) -> bool:
 def may_overflow(
     query: Float[Tensor, "... E"], key: Float[Tensor, "... E"], dtype: torch.dtype, scale: float | Factor | None
 ) -> bool:
-    """Return whether some logit may not be finite, by the bound |z| <= E max|q| max|k| |scale|.
+    """Return whether some logit z may not be finite, by the bound |z| <= E max|q| max|k| |scale|.
 
     It also returns True if q times the scale may overflow its own dtype, as kernels scale the query first.
+
+    Args:
+        query: (..., Hq, L, E).
+        key: (..., H, S, E).
+        dtype: Dtype in which kernels hold the scaled query.
+        scale: The scale; None for 1.
     """
     factor = largest(scale) if isinstance(scale, Tensor) else abs(scale or 1.0)
     rows = largest(query)

@@ -30,7 +30,7 @@ LARGEST_MASK = 2**26  # elements of an L x S mask that "auto" makes at most
 
 
 def obstacle(call: Call) -> str | None:
-    """Return the reason why torch's kernels can't run a call; None if they can."""
+    """Return the reason, in English, why torch's kernels can't run a call; None if they can."""
     reason = only_by_blocks(call)
     if reason is not None:
         return reason
@@ -52,7 +52,10 @@ def obstacle(call: Call) -> str | None:
 
 
 def mask_elements(call: Call) -> int:
-    """Return the number of elements of the mask that must be built for a call; 0 if it needs none."""
+    """Return the number of elements of the mask (..., L, S) that must be built before torch's kernels can run a call.
+
+    It is 0 if the call needs no mask. Bias and position term count as part of the mask.
+    """
     if not _needs_mask(call):
         return 0
     lead = [tuple(t.shape[:-2]) for t in (call.bias, call.visible) if t is not None]

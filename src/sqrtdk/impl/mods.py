@@ -51,7 +51,10 @@ class ReadMod:
 
 
 class IndexByTensors(TorchFunctionMode):
-    """Keeps `table[h, q_idx]` an operation: of an index without dimensions torch makes a Python number otherwise."""
+    """A mode in which `table[h, q_idx]` with tensors without dimensions as indices is an operation on these tensors.
+
+    Without it torch turns such an index into a Python number, so that a function of one pair could not be recorded.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
@@ -113,9 +116,22 @@ def map_one(
     *,
     together: bool = False,
 ) -> Float[Tensor, "..."]:
-    """Return what a `score_mod` makes of one score, (#B, #Hq, #R, #S): of 0 what it adds to any, if it only adds.
+    """Return what a `score_mod` makes of one and the same score at many places.
 
-    `together`: rows and columns are (N,), the places of N pairs, and the result is (#B, #Hq, #N).
+    Given the score 0, this is what a `score_mod` adds to any score, if it only adds.
+
+    Args:
+        function: The `score_mod`.
+        score: The score.
+        dtype: Dtype of the score and of the result.
+        batch: Batch size, B.
+        heads: Number of query heads, Hq.
+        rows: (R,) int64 positions of the rows.
+        columns: (S,) int64 positions of the keys.
+        together: Whether rows and columns are the places of N pairs, (N,) each.
+
+    Returns:
+        (B, Hq, R, S), or (B, Hq, N) if `together`; a dimension on which nothing depends has size 1.
     """
     one = torch.full((), score, dtype=dtype, device=rows.device)
     found = _mapped("score_mod", function, (one,), batch, heads, rows, columns, together=together)

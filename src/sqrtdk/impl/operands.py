@@ -22,7 +22,7 @@ SMALLEST_SOFTCAP = torch.finfo(torch.float32).tiny
 
 
 def only_by_blocks(call: Call) -> str | None:
-    """Return the reason why the logits of a call are not dot products plus a bias; None if they are.
+    """Return the reason, in English, why the logits of a call are not dot products plus a bias; None if they are.
 
     Kernels can compute nothing else; other calls are run block by block.
     """
@@ -59,7 +59,12 @@ def _heads(tensor: Key | Value) -> int:
 
 
 def expand_heads(tensor: Tensor, shape: tuple[int, ...]) -> Shaped[Tensor, "B Hq L C"]:
-    """Return a tensor expanded to a shape (..., Hq, R, C), and viewed with four dimensions."""
+    """Return a tensor expanded to a shape, as a tensor with four dimensions, (B, Hq, R, C).
+
+    Args:
+        tensor: Broadcastable to `shape`.
+        shape: (..., Hq, R, C), whose leading dimensions become one; or (R, C), for which B and Hq are 1.
+    """
     tensor = tensor.expand(shape)
     if len(shape) == 2:
         return tensor.unsqueeze(0).unsqueeze(0)
@@ -67,13 +72,24 @@ def expand_heads(tensor: Tensor, shape: tuple[int, ...]) -> Shaped[Tensor, "B Hq
 
 
 def above_and_below(call: Call) -> tuple[int | None, int | None]:
-    """Return the band as kernels take it, (above, below): row i sees keys i - below to i + above; None: no bound."""
+    """Return which keys the diagonal and the window leave to each row, as kernels take it.
+
+    Returns:
+        (above, below): row i sees the keys i - below to i + above; None stands for no bound.
+    """
     least, greatest = call.band
     return None if least is None else -least, greatest
 
 
 def broadcastable(tensor: Tensor, lead: tuple[int, ...]) -> Shaped[Tensor, "#B #Hq #L #C"]:
-    """Return a 4-D view of a tensor that broadcasts to (*lead, L, C); sizes of 1 stay 1 where possible."""
+    """Return a tensor as one with four dimensions that broadcasts to (B, Hq, L, C).
+
+    Sizes of 1 stay 1, except that of the batch dimensions one is 1 and another is not: then they are expanded.
+
+    Args:
+        tensor: Broadcastable to (*lead, L, C).
+        lead: Leading dimensions of the call, (..., Hq); all but the last become B.
+    """
     tensor = tensor.reshape((1,) * (len(lead) + 2 - tensor.ndim) + tuple(tensor.shape))
     if len(lead) < 2:
         return tensor.reshape((1,) * (2 - len(lead)) + tuple(tensor.shape))
@@ -85,7 +101,10 @@ def broadcastable(tensor: Tensor, lead: tuple[int, ...]) -> Shaped[Tensor, "#B #
 
 
 def with_bias(call: Call) -> Call:
-    """Return the call with its position term computed as a bias, (Hq, L, S)."""
+    """Return the call with its position term computed as a bias (Hq, L, S) and added to the bias that it has.
+
+    A call without a term is returned as it is.
+    """
     if call.term is None:
         return call
     rows, columns = call.positions(0, call.length) + call.shift, torch.arange(call.keys, device=call.query.device)
@@ -117,7 +136,10 @@ def with_table(call: Call) -> tuple[Call, Float[Tensor, "#Hq 1 distances"] | Non
 
 
 def by_distance(call: Call) -> bool:
-    """Return whether the call has a position term that depends on the distance of row and key alone."""
+    """Return whether the call has a position term that depends on the distance of row and key alone.
+
+    It is False for a sample of rows, which need not follow each other.
+    """
     if not isinstance(call.term, DistanceTerm) or call.term.content or call.places is not None:
         return False
     # of a class that overrides one of the two, the other may be another bias
@@ -146,6 +168,10 @@ def in_order_of(query: Query, output: Output) -> Output:
 
     A query of (B, L, H, E), transposed, gives an output whose transposition is contiguous. Nothing is copied if the
     order is the same; a query that is expanded, or has a dimension that the output lacks, has no order.
+
+    Args:
+        query: (..., Hq, L, E).
+        output: (..., Hq, L, Ev).
     """
     if query.ndim != output.ndim or output.stride() == query.stride():
         return output
@@ -183,7 +209,10 @@ def check_term(call: Call) -> None:
 
 
 def learns_term(call: Call) -> bool:
-    """Return whether the position term holds a tensor that requires a gradient."""
+    """Return whether the position term holds a tensor that requires a gradient.
+
+    It is False without a term, and True for a term that is neither a module nor a dataclass, as that may hold any.
+    """
     term: object = call.term
     if term is None:
         return False

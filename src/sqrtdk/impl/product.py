@@ -63,15 +63,18 @@ def as_product(call: Call) -> Call:
 
 
 def computed(call: Call, product: Call, run: Callable[[Call], Any], exact: Callable[[Call], Any]) -> tuple[Any, ...]:
-    """Return the results of a call that runs as dot products, in the dtypes of the call.
+    """Return the results of a call that may run as dot products, in the dtypes of the call.
 
-    Every open mode gets it as one attention, with the call's own score.
+    torch's modes that are open, such as a trace, see one attention with the call's own score.
 
     Args:
         call: The call as it was given.
         product: Result of `as_product(call)`.
-        run: Computes the product.
-        exact: Computes a call that a mode has changed.
+        run: Computes the product; returns its output, other tensors such as the weights, and statistics.
+        exact: Computes a call that a mode has changed, likewise.
+
+    Returns:
+        What `run` returns, with the output cut to the width of the call's value.
     """
     if call.score is None or product.score is not None:
         found: tuple[Any, ...] = run(product)

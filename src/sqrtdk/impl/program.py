@@ -33,7 +33,11 @@ _ALSO_ELEMENTWISE = (aten.floor_divide, aten._to_copy, aten.alias, aten.clone, a
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The value of an argument of the function, in the order of arguments, or after them of a step."""
+    """A value that is known only when a program runs, in the arguments of a step.
+
+    Attributes:
+        place: Its index among the function's arguments, followed by the results of the steps.
+    """
 
     place: int
 
@@ -58,13 +62,23 @@ class PairStep:
     last: frozenset[int] = frozenset()
 
     def run(self, values: Sequence[Any], **options: Tensor) -> Tensor:
-        """Return the result for the values of all places before."""
+        """Return the result of the operation.
+
+        Args:
+            values: The function's arguments, followed by the results of the steps before.
+            options: Further keyword arguments of the operation, such as `out`.
+        """
         return self.function(*_filled(self.args, values), **_filled(self.kwargs, values), **options)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairProgram:
-    """The steps of a function of `inputs` arguments. The last step gives its result."""
+    """The operations of a function of one pair of row and key, which also run on tensors of many pairs at once.
+
+    Attributes:
+        inputs: Number of arguments of the function.
+        steps: The operations in order; the last one gives the function's result.
+    """
 
     inputs: int
     steps: tuple[PairStep, ...]
@@ -89,7 +103,7 @@ class PairProgram:
 
     @property
     def writing(self) -> Callable[..., Tensor] | None:
-        """The last operation as one that writes its result into a tensor."""
+        """The variant of the last operation that writes its result into a tensor `out`; None if there is none."""
         function: Any = self.steps[-1].function
         name = function._overloadname  # mul.Tensor writes as mul.out, pow.Tensor_Scalar as pow.Tensor_Scalar_out
         found: Any = getattr(function.overloadpacket, f"{name}_out", None)
@@ -99,18 +113,35 @@ class PairProgram:
 
 
 class PairRecording:
-    """The operations of a run of the function on tensors without dimensions."""
+    """A recording of the torch operations that a function runs on tensors without dimensions.
+
+    Attributes:
+        learns: Whether gradients were enabled when it began.
+        ran: For each operation: the operation, its positional and keyword arguments, and its result.
+    """
 
     def __init__(self) -> None:
         self.learns = torch.is_grad_enabled()
         self.ran: list[tuple[Any, Any, Any, Any]] = []
 
     def add(self, function: Any, args: Any, kwargs: Any, found: Any) -> None:
-        """Add an operation with its result. What it holds keeps the identity of every tensor."""
+        """Add an operation that has run.
+
+        Args:
+            function: The operation.
+            args: Its positional arguments. The recording holds them, so that no other tensor gets the same `id`.
+            kwargs: Its keyword arguments.
+            found: Its result.
+        """
         self.ran.append((function, args, kwargs, found))
 
     def program(self, pair: Sequence[Tensor], result: Tensor) -> PairProgram | None:
-        """Return the program of the function that made the result of the pair, or None."""
+        """Return the recorded operations as a program; None if some of them can't run on many pairs at once.
+
+        Args:
+            pair: The tensors that the function was called with.
+            result: The tensor that it returned.
+        """
         with torch.no_grad(), _disable_current_modes():
             return self._program(pair, result)
 
@@ -148,7 +179,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def operands_of(values: Any) -> list[Tensor]:
-    """Return the tensors in arguments, in order."""
+    """Return the tensors in a value, or in nested lists, tuples and dict values, in order."""
     if isinstance(values, Tensor):
         return [values]
     if isinstance(values, dict):

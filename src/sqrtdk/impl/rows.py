@@ -30,13 +30,22 @@ if TYPE_CHECKING:
 
 
 def attend_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput]:
-    """Return the output (..., Hq, stop - start, Ev) and the statistics (..., Hq, stop - start) of rows start..stop."""
+    """Compute the rows start..stop - 1 of a call by the plain formula.
+
+    Returns:
+        The output (..., Hq, stop - start, Ev), and the requested statistics, (..., Hq, stop - start) each.
+    """
     output, aux, _ = weighed_rows(call, start, stop)
     return output, aux
 
 
 def weighed_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput, Logits]:
-    """Return what `attend_rows` returns, and the weights after dropout, (..., Hq, stop - start, S)."""
+    """Compute the rows start..stop - 1 of a call by the plain formula, and return their weights as well.
+
+    Returns:
+        The output (..., Hq, stop - start, Ev); the requested statistics, (..., Hq, stop - start) each, of which lse and
+        entropy carry gradients; and the weights after dropout, (..., Hq, stop - start, S).
+    """
     z, visible = logits_and_mask(call, start, stop)
     shape = (*call.lead, stop - start)
     sink = None if call.sinks is None else sink_column(call, start, stop, z.dtype).expand(*shape, 1)
@@ -71,7 +80,7 @@ def weighed_rows(call: Call, start: int, stop: int) -> tuple[Output, AuxOutput, 
 
 
 def block_stats(call: Call, start: int, stop: int) -> RowStats:
-    """Return the statistics of rows start..stop over their visible keys, (..., Hq, stop - start)."""
+    """Return the statistics of rows start..stop - 1 over their visible keys, (..., Hq, stop - start) each."""
     z, visible = logits_and_mask(call, start, stop, guarded=False)
     return _shaped(traceable_row_stats(z, visible, _count(visible, z)), (*call.lead, stop - start))
 
@@ -145,6 +154,12 @@ def guarded_logits(call: Call, start: int, stop: int, visible: Visible | None) -
     """Return what `row_logits` returns, so that no gradient passes through keys with NaN or infinity, or hidden keys.
 
     Without that, 0 times NaN would make the gradient of every row NaN.
+
+    Args:
+        call: The call.
+        start: First row.
+        stop: Row after the last one.
+        visible: Keys that the rows see before a `score_mod`, which may hide more; None means all.
     """
     bad = ~torch.isfinite(call.key).all(-1)
     clean = replace(call, key=call.key.masked_fill(bad.unsqueeze(-1), 0.0))
@@ -179,7 +194,17 @@ def guarded_sum(weights: Logits, value: Value, visible: Visible | None) -> Outpu
 
 
 def sink_column(call: Call, start: int, stop: int, dtype: torch.dtype) -> Factor:
-    """Return the sinks of rows start..stop, as a column that broadcasts to (..., Hq, stop - start, 1)."""
+    """Return the logits of the sinks for the rows start..stop - 1.
+
+    Args:
+        call: A call with sinks.
+        start: First row.
+        stop: Row after the last one.
+        dtype: Dtype of the result.
+
+    Returns:
+        A column that broadcasts to (..., Hq, stop - start, 1).
+    """
     assert call.sinks is not None
     if call.sinks.ndim > 1:
         return cut_rows(call.sinks, start, stop).to(dtype)
@@ -237,9 +262,14 @@ def _exact(
 
 
 def traceable_row_stats(z: Logits, visible: Visible | None, count: Factor) -> RowStats:
-    """Return RowStats of a block of logits in plain tensor operations, which every transform of torch can follow.
+    """Return the statistics of a block of logits in plain tensor operations, which every transform of torch can follow.
 
     The key that holds the maximum is left out of the sums, see `RowStats`.
+
+    Args:
+        z: Logits, -inf at hidden keys, (..., R, S).
+        visible: Keys that the rows see, bool; None means all.
+        count: Number of keys that each row sees.
     """
     shape = z.shape[:-1]
     if z.shape[-1] == 0:

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def tiled(call: Call) -> tuple[Output, AuxOutput]:
-    """Return the output (..., Hq, L, Ev) and the statistics (..., Hq, L), computed in blocks of rows."""
+    """Compute a call by the plain formula in blocks of rows, so that no matrix (L, S) is held whole.
+
+    Returns:
+        The output (..., Hq, L, Ev), and the requested statistics, (..., Hq, L) each.
+    """
     if rows.block_rows(call) >= call.length:
         return dense(call)
     return by_blocks(call, attend_rows)

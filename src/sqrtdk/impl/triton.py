@@ -40,7 +40,7 @@ MOST_POSITIONS = 2**30  # rows and keys; the kernel's positions and bounds are 3
 
 
 def obstacle(call: Call) -> str | None:
-    """Return the reason why the Triton kernel can't run a call; None if it can."""
+    """Return the reason, in English, why the Triton kernel can't run a call; None if it can."""
     reason = unavailable(call.query.device)
     if reason is not None:
         return reason
@@ -83,7 +83,11 @@ def triton(call: Call) -> tuple[Output, AuxOutput]:
 
 
 def row_statistics(call: Call) -> RowStats:
-    """Return the statistics of the rows, (..., Hq, L), of a call without an obstacle; its value may have width 0."""
+    """Return the statistics of the rows over their visible keys, float32 (..., Hq, L) each.
+
+    Args:
+        call: A call without an obstacle; its value may have width 0.
+    """
     planes = _run(call, ROWS)[3]
     shape = (*call.lead, call.length)
     return RowStats(

@@ -64,16 +64,19 @@ class AttentionWatch(_Callback):  # type: ignore[misc]
         return self._fit.watch
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin at the step after the Trainer's `global_step`."""
+        """Begin a watch, whose first step is the one after the Trainer's `global_step`; Lightning calls it."""
         self._steps, self._loss = trainer.global_step, None
         self._fit.begin(called_module(pl_module, self._module), self._steps + 1, trainer.optimizers)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Resume measuring for a batch."""
+        """Resume measuring for a batch; Lightning calls it."""
         self._fit.resume()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Pause, because a validation may follow, and note a step if an optimizer stepped."""
+        """Pause, because a validation may follow, and note a step if an optimizer stepped; Lightning calls it.
+
+        `outputs` is what `training_step` returned, from which the loss is read.
+        """
         self._fit.pause()
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
@@ -84,15 +87,15 @@ class AttentionWatch(_Callback):  # type: ignore[misc]
             self._loss = None
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Write the records up to a checkpoint."""
+        """Write the records up to the checkpoint that is saved; Lightning calls it."""
         self._fit.flush()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the watch."""
+        """End the watch, whose records are then complete; Lightning calls it."""
         self._fit.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End the watch of a training that raised."""
+        """End the watch of a training that raised `exception`; Lightning calls it."""
         self._fit.close(exception)
 
 

@@ -67,20 +67,30 @@ class AttentionWatch(_callback):  # type: ignore[misc]
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
-        """Begin at the step after the Trainer's `global_step`."""
+        """Begin a watch of `model` and `optimizer`; its first step is the one after the Trainer's `global_step`.
+
+        The Trainer calls it; `args`, `state` and `control` are the Trainer's.
+        """
         self._fit.begin(model, state.global_step + 1, [optimizer])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Resume measuring for the batches of a step."""
+        """Resume measuring for the batches of an optimizer step; the Trainer calls it."""
         self._fit.resume()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Pause after an optimizer step, because an evaluation may follow; the loss is logged later."""
+        """Pause after an optimizer step, because an evaluation may follow; the Trainer calls it.
+
+        The step ends later, when its loss may be known.
+        """
         self._fit.pause()
         self._fit.stepped()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """Note the loss; NaN where the gradients are NaN, since `logging_nan_inf_filter` logs such a loss as finite."""
+        """Note the loss that the Trainer logs, as `logs["loss"]`; the Trainer calls it.
+
+        The loss is NaN where `logs["grad_norm"]` is NaN, except with fp16, because `logging_nan_inf_filter` logs a
+        finite number in place of such a loss.
+        """
         if logs is None or "loss" not in logs:
             return
         loss, gradient = float(logs["loss"]), float(logs.get("grad_norm", 0.0))
@@ -88,11 +98,11 @@ class AttentionWatch(_callback):  # type: ignore[misc]
         self._fit.note_loss(math.nan if math.isnan(gradient) and not args.fp16 else loss)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the records up to a checkpoint."""
+        """Write the records up to the checkpoint that was saved; the Trainer calls it."""
         self._fit.flush()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End the watch."""
+        """End the watch, whose records are then complete; the Trainer calls it."""
         self._fit.close()
 
 
@@ -145,13 +155,19 @@ class QKClip(_callback):  # type: ignore[misc]
         return self._clip.records if self._clip is not None else ()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Begin to trace, unless a watch measures."""
+        """Install the hooks that trace `model`, unless a watch measures it; the Trainer calls it."""
         self._clip = None if self._watch is not None else hook.QKClip(model, **self._options)
 
     def on_step_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
-        """End the watch's previous step, whichever callback is listed first, and clip by its maxima."""
+        """End the watch's previous step, in whichever order the callbacks are listed, and clip by its maxima.
+
+        The Trainer calls it. Without a watch it does nothing.
+
+        Raises:
+            InvalidValueError: The watch is not among the callbacks of the same Trainer.
+        """
         if self._watch is None:
             return
         self._watch.on_step_begin(args, state, control)
@@ -165,11 +181,11 @@ class QKClip(_callback):  # type: ignore[misc]
         self._clip.step(optimizer)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        """Clip by the traced maxima."""
+        """Clip by the maxima that were traced, unless a watch measures; the Trainer calls it after the optimizer."""
         if self._watch is None and self._clip is not None:
             self._clip.step(optimizer)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remove the hooks."""
+        """Remove the hooks that trace the model; the Trainer calls it."""
         if self._clip is not None:
             self._clip.remove()

@@ -35,7 +35,13 @@ class WatchedFit:
         self._loss: Tensor | float | None = None
 
     def begin(self, model: nn.Module, first_step: int, optimizers: Sequence[Any]) -> None:
-        """Begin a run, and close a previous run that was never ended."""
+        """Begin a run, in the paused state, and close a previous run that was never ended.
+
+        Args:
+            model: The model that is trained.
+            first_step: Number of the first step.
+            optimizers: Optimizers of the training; objects without `param_groups` are left out.
+        """
         self.close(RuntimeError("the run before ended without a word"))
         # some frameworks have objects in their place, without groups
         known = [optimizer for optimizer in optimizers if hasattr(optimizer, "param_groups")]
@@ -57,7 +63,11 @@ class WatchedFit:
             self._pause.enter_context(self.watch.paused())
 
     def stepped(self, loss: Tensor | float | None = None) -> None:
-        """Note that the optimizer has stepped."""
+        """Note that the optimizer has stepped; the step ends with the next `resume`, `flush` or `close`.
+
+        Args:
+            loss: Loss of the step; None if it is not known yet.
+        """
         self._ended, self._loss = True, loss
 
     def note_loss(self, loss: float) -> None:

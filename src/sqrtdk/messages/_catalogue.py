@@ -71,11 +71,15 @@ class Text:
         return template
 
     def english(self, values: Mapping[str, object]) -> str:
-        """Return the English template for these values: its singular if `count` is 1."""
+        """Return the English template of the sentence: its singular if there is one and `values` has a `count` of 1.
+
+        Args:
+            values: Values of the template's parts.
+        """
         return self.one if self.one is not None and values.get(COUNT_VALUE) in (1, "1") else self.en
 
     def of(self, language: str) -> str:
-        """Return the text in a language."""
+        """Return the template in a language: the Chinese one for "zh", and otherwise the English one."""
         return self.zh if language == "zh" else self.en
 
 
@@ -90,7 +94,11 @@ def in_language(text: Text, language: str, /, **values: object) -> str:
 
 
 def add_words(folder: Traversable) -> None:
-    """Add the topics in a folder of another distribution; a topic may have files in several folders."""
+    """Add the topics of another distribution to the catalogue; a second call with the same folder does nothing.
+
+    Args:
+        folder: Folder with a file `<topic>.toml` for each topic; it may extend a topic of another folder.
+    """
     if folder not in _FOLDERS:
         _FOLDERS.append(folder)
         topic.cache_clear()
@@ -99,7 +107,14 @@ def add_words(folder: Traversable) -> None:
 
 @functools.cache
 def topic(name: str) -> Mapping[str, Text]:
-    """Return the texts of a topic by their keys: the tables' names, joined by dots."""
+    """Return the texts of a topic.
+
+    Args:
+        name: Name of its files, without ".toml".
+
+    Returns:
+        The texts by key, which is the names of the nested tables joined by dots; {} if no file has that name.
+    """
     files = (path for folder in _FOLDERS if (path := folder.joinpath(f"{name}.toml")).is_file())
     tables = (tomllib.loads(path.read_text(encoding="utf-8")) for path in files)
     return {key: Text(**entry) for table in tables for key, entry in entries(table)}
@@ -143,7 +158,15 @@ def unfilled(section: str) -> dict[str, Text]:
 
 
 def entries(tables: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the entries that are not tables of tables, by their keys joined by dots."""
+    """Yield the entries of nested tables.
+
+    Args:
+        tables: Nested dicts; a dict is an entry if one of its values is not a dict.
+        within: Prefix of the keys.
+
+    Yields:
+        The names of the tables joined by dots, and the entry.
+    """
     for key, entry in tables.items():
         if isinstance(entry, dict) and entry and all(isinstance(one, dict) for one in entry.values()):
             yield from entries(entry, f"{within}{key}.")

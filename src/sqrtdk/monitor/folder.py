@@ -292,7 +292,11 @@ SMALL_BYTES = 2**18  # a merged part is at most 32 times as large, so that no me
 
 
 class Tail:
-    """The newest parts of an attempt that are small enough to be merged: those after the last large one."""
+    """The newest parts of an attempt that are small enough to be merged: those after the last large one.
+
+    Args:
+        folder: The directory of the run.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

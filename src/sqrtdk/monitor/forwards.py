@@ -342,7 +342,11 @@ class StepTracer:
     # -- the step --------------------------------------------------------------------------------------------------
 
     def watched_step(self) -> WatchedStep:
-        """Return the attentions of the step, how it ran, and what was not measured."""
+        """Return what was measured in the step that ends, and forget it.
+
+        These are the attentions, how the step ran, what was not measured, the first output that was not finite, and the
+        relative change of the weights with the learning rate.
+        """
         with torch.no_grad():
             calls = tuple(self._call(place, attention) for place, attention in self._found.items())
         update = self._update.relative_step(), self._update.learning_rate

@@ -164,7 +164,13 @@ def without_merged(parts: Iterable[PartName]) -> tuple[tuple[PartName, ...], tup
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedSteps:
-    """Steps from `first_step` to `last_step`, both included, that no attempt recorded before `attempt` began."""
+    """Steps of a run that were never recorded.
+
+    Attributes:
+        first_step: The first of them.
+        last_step: The last of them, included.
+        attempt: Number of the attempt that began without them on record.
+    """
 
     first_step: int
     last_step: int

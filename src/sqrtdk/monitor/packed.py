@@ -69,7 +69,17 @@ class PackedTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaidCall:
-    """The part of a `WatchedCall` that is the same in most steps: names and shapes, not numbers."""
+    """The part of a `WatchedCall` that is the same in most steps: names and shapes, not numbers.
+
+    Attributes:
+        site: Path of the module.
+        index: Which of the module's attentions it is, from 0.
+        heads: Number of heads.
+        formula: The formula of its logits.
+        reason: Why there are no sums of it; None if there are.
+        traits: What else is the same at every step.
+        tensors: Name, number of lines and dtype of each of its tensors among the packed numbers.
+    """
 
     site: str
     index: int
@@ -82,7 +92,15 @@ class LaidCall:
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """The part of a rank's `WatchedStep` that is the same in most steps: names and shapes, not numbers."""
+    """The part of a rank's `WatchedStep` that is the same in most steps: names and shapes, not numbers.
+
+    Attributes:
+        calls: One entry for each attention.
+        how: How the step ran.
+        missed: What was not measured, and why.
+        alarms: Alarms of the rank.
+        first: The first output that was not finite; None if all were.
+    """
 
     calls: tuple[LaidCall, ...]
     how: str

@@ -27,7 +27,12 @@ def stored_text(text: str) -> str:
 
 
 def alarm_row(alarm: Alarm) -> dict[str, Any]:
-    """Return the row of an alarm in the table of alarms, by the names of `ALARM_COLUMNS`."""
+    """Return the row of an alarm in the table of alarms.
+
+    Returns:
+        Values by the names of `ALARM_COLUMNS`, texts cut as by `stored_text`; `message_id`, `values` and `source_id`
+        say which sentences of the catalogue they are.
+    """
     values = {name: getattr(alarm, name) for name in _AS_THEY_ARE}
     row = {name: stored_text(value) if isinstance(value, str) else value for name, value in values.items()}
     return row | _message(alarm.text) | {"source_id": _message(alarm.source)["message_id"]}
@@ -47,12 +52,19 @@ def alarm_of(row: Mapping[str, Any]) -> Alarm:
 
 
 def how_row(how: str) -> dict[str, Any]:
-    """Return the columns of `STEP_COLUMNS` that say how a step ran: the text, its id and its values."""
+    """Return the columns of `STEP_COLUMNS` that say how a step ran.
+
+    Returns:
+        "how", the text, and "message_id" and "values", from which it can be said in another language.
+    """
     return {"how": stored_text(how)} | _message(how)
 
 
 def how_of(row: Mapping[str, Any]) -> str | None:
-    """Return how the step of a row ran, as a message if its id is known; None if the row does not say."""
+    """Return how the step of a row of the table of steps ran; None if the row does not say.
+
+    It is a `Message`, which has both languages, if the row has an id of the catalogue, and otherwise the stored text.
+    """
     text = row["how"]
     if text is None:
         return None

@@ -30,6 +30,13 @@ class LossScaler(Protocol):
 def check_options(model: object, on_alarm: object, rows: object, first_step: object, scaler: LossScaler | None) -> None:
     """Check options of `watch`, before a folder or a logger is opened.
 
+    Args:
+        model: The model to watch.
+        on_alarm: What an alarm does.
+        rows: Largest number of rows of a sequence that are measured.
+        first_step: Number of the first step.
+        scaler: The scaler of the loss; None for none.
+
     Raises:
         InvalidTypeError: The model is not a module, or the scaler no scaler.
         InvalidValueError: An option has an unknown value.
@@ -119,6 +126,10 @@ class Every:
         """Return whether a step is sampled.
 
         These are step 1 and the multiples of `steps`, or of `urgent` while a trend is bad.
+
+        Args:
+            step: Number of the step, from 1.
+            worsening: Whether a trend is bad.
         """
         often = self.urgent if worsening and self.urgent is not None else self.steps
         # Step 1 always: faults of initialisation show there, and the scale ratio of later steps is compared with it.
@@ -146,7 +157,12 @@ class Logarithmic:
             )
 
     def due(self, step: int, worsening: bool = False) -> bool:
-        """Return whether a step is one of `a_decade` steps per factor of 10, at equal distances on a log scale."""
+        """Return whether a step is sampled: one of `a_decade` steps per factor of 10, evenly spaced on a log scale.
+
+        Args:
+            step: Number of the step, from 1.
+            worsening: Whether a trend is bad; not used.
+        """
         place = round(self.a_decade * math.log10(step))
         # The neighbours too, because rounding log10 may land one place off.
         return any(round(10 ** (near / self.a_decade)) == step for near in (place - 1, place, place + 1))
@@ -167,7 +183,12 @@ class When:
     says: Callable[[int], bool]
 
     def due(self, step: int, worsening: bool = False) -> bool:
-        """Return whether a step is sampled: step 1, and each step for which the function returns True."""
+        """Return whether a step is sampled: step 1, and each step for which the function returns True.
+
+        Args:
+            step: Number of the step, from 1.
+            worsening: Whether a trend is bad; not used.
+        """
         return step == 1 or bool(self.says(step))
 
 

@@ -122,8 +122,12 @@ def head_sums(call: CallRows) -> HeadSums:
 
 
 def join_rows(parts: Sequence[HeadSums]) -> HeadSums:
-    """Return the sums of the same heads over all rows, from those over some: further batches, or ranks with other
-    sequences.
+    """Return the sums of the same heads over all rows, from those over disjoint sets of rows.
+
+    Such sets are further forward passes of a step, or the sequences of other ranks.
+
+    Args:
+        parts: One or more; only ordered values that all of them have are kept.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -138,7 +142,12 @@ def join_rows(parts: Sequence[HeadSums]) -> HeadSums:
 
 
 def join_heads(parts: Sequence[HeadSums]) -> HeadSums:
-    """Return the sums of all heads over the same rows, from those of some heads (tensor-parallel ranks, in order)."""
+    """Return the sums of all heads over the same rows, from those of disjoint sets of heads.
+
+    Args:
+        parts: In the order of the heads, as of tensor-parallel ranks; only ordered values that all of them have are
+            kept.
+    """
     names = [name for name in parts[0].ordered if all(name in part.ordered for part in parts)]
     return HeadSums(
         torch.cat([part.sums for part in parts], -1),
@@ -197,7 +206,11 @@ NO_TRAITS = CallTraits()
 
 
 def traits_of(call: AttentionCall) -> CallTraits:
-    """Return what is the same at every step of an attention, from its record."""
+    """Return what is the same at every step of an attention, from its record.
+
+    This is the dtype of its inputs and of its logits, whether logits are stored, the factors of its scale, whether the
+    scale is a fixed number, and the size of its norm of q and k.
+    """
     factors = call.scale.factors
     return CallTraits(
         logits_dtype=call.logits_dtype,

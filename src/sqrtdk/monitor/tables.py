@@ -50,9 +50,14 @@ def arrow(name: str = "pyarrow") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Records of a run: pyarrow tables of heads, steps and alarms, each in the order of its steps.
+    """Records of a run, as pyarrow tables; `len` is the number of rows of all tables.
 
-    Their columns are `HEAD_COLUMNS`, `STEP_COLUMNS` and `ALARM_COLUMNS` of `sqrtdk.monitor.columns`.
+    Each table is in the order of its steps.
+
+    Attributes:
+        heads: One row for each head of each sampled step, with the columns `HEAD_COLUMNS` of `sqrtdk.monitor.columns`.
+        steps: One row for each step, with the columns `STEP_COLUMNS`.
+        alarms: One row for each alarm, with the columns `ALARM_COLUMNS`.
     """
 
     heads: Table
@@ -78,7 +83,12 @@ class Tables:
         return max(int(_steps(table)[-1]) for table in (self.heads, self.steps, self.alarms) if table.num_rows)
 
     def between(self, first: int, last: int | None) -> Tables:
-        """Return the rows of the steps from `first` to `last`, both included; None as `last` means to the end."""
+        """Return the rows of some steps, as views of the tables.
+
+        Args:
+            first: First step.
+            last: Last step, included; None for all steps from `first` on.
+        """
 
         def rows(table: Table) -> Table:
             start, stop = np.searchsorted(_steps(table), [first, first if last is None else last + 1])

@@ -149,7 +149,7 @@ class Watch:
         self._forwards.look()
 
     def gather(self, own: Any) -> list[Any]:
-        """Return the values (picklable) of all ranks that watch, in their order; every rank must call this."""
+        """Return the picklable values of all ranks that watch, in the order of the ranks; every rank must call this."""
         return [own] if self._ranks is None else self._ranks.gather(own)
 
     # -- the run ---------------------------------------------------------------------------------------------------

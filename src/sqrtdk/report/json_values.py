@@ -35,7 +35,15 @@ def record_fields(record: Any, without: Container[str] = ()) -> dict[str, Any]:
 
 
 def reasoned(record: Any, without: Container[str] = ()) -> dict[str, Any]:
-    """Return the fields of a record that has a `reason`, and the `message_id` and `values` of that sentence."""
+    """Return a record that has a `reason` as a dict for JSON.
+
+    Args:
+        record: The record.
+        without: Names of fields to leave out.
+
+    Returns:
+        Its fields, and `message_id` and `values` of the sentence in `reason`.
+    """
     return record_fields(record, without) | fields(record.reason)
 
 

@@ -23,7 +23,17 @@ ROW_UNITS = dict.fromkeys(("lse", "max_logit", "min_logit", "mean"), "logits") |
 
 @dataclass(frozen=True, slots=True)
 class NotebookRow:
-    """One statistic, over all rows of a tensor; its figures are None for a tensor without values (device "meta")."""
+    """One statistic over all rows of a tensor, as a notebook shows it.
+
+    Attributes:
+        name: Name of the statistic.
+        unit: Its unit; "" for none.
+        shape: Shape of the tensor, as text.
+        least: Least value; None, like the next three, for a tensor without values (device "meta").
+        mean: Mean.
+        largest: Largest value.
+        lost: Number of rows whose value is not finite; the other figures leave them out.
+    """
 
     name: str
     unit: str

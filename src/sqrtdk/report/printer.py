@@ -25,16 +25,34 @@ class Printer(Speaker):
     console: Console
 
     def line(self, sentence: Text | str, style: str = "") -> Text:
-        """Return a sentence as a text of rich; a text of rich is returned unchanged."""
+        """Return a sentence as a `rich` text, in the printer's language and without control characters.
+
+        Args:
+            sentence: The sentence; a `rich` text is returned unchanged.
+            style: Style of rich, such as "bold".
+        """
         # who made a text of rich has coloured it, and made its parts safe one by one
         return sentence if isinstance(sentence, Text) else Text(plain(self.said(sentence)), style)
 
     def paragraph(self, sentence: Text | str, indent: int = 0, style: str = "", *, most: int = PROSE_WIDTH) -> None:
-        """Print a paragraph that wraps; `sqrtdk.report.console.paragraph` describes `indent` and `most`."""
+        """Print a paragraph that wraps.
+
+        Args:
+            sentence: The sentence, or a `rich` text.
+            indent: Columns of blanks before the first line; further lines have two more.
+            style: Style of rich, such as "dim".
+            most: Largest width in columns.
+        """
         paragraph(self.console, self.line(sentence, style), indent, most=most)
 
     def table(self, columns: Sequence[TableColumn], rows: Sequence[Sequence[Cell]], **layout: int) -> None:
-        """Print a table whose titles and cells may be messages; `print_table` describes the options of `layout`."""
+        """Print a table.
+
+        Args:
+            columns: The columns; titles may be messages, which are said in the printer's language.
+            rows: One cell for each column, likewise.
+            layout: Options `lead` and `indent` of `print_table`.
+        """
         titled = [replace(column, title=self.said(column.title)) for column in columns]
         cells = [[self.line(cell) for cell in row] for row in rows]
         print_table(self.console, titled, cells, language=self.language, **layout)

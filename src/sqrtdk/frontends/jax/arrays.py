@@ -50,22 +50,35 @@ def jax() -> Any:
 
 
 def is_key(dtype: Any) -> bool:
-    """Return whether a dtype of JAX is that of random keys, `jax.random.key(0)`."""
+    """Return whether a dtype of JAX is that of the random keys that `jax.random.key(0)` makes."""
     return bool(jax().dtypes.issubdtype(dtype, jax().dtypes.prng_key))
 
 
 def held_dtype(dtype: Any) -> torch.dtype:
-    """Return the dtype in which numbers of a dtype of JAX are held here."""
+    """Return the torch dtype of the tensors that stand for arrays of a dtype of JAX.
+
+    uint16 is held as int32; uint32, uint64 and random keys as int64; float0 as bool; other dtypes as the same dtype.
+
+    Raises:
+        KeyError: No torch dtype stands for it.
+    """
     return torch.int64 if is_key(dtype) else DTYPES[np.dtype(dtype).name]
 
 
 def mask_of(dtype: Any) -> int | None:
-    """Return the largest number of an unsigned dtype that is held in a wider one; None for any other."""
+    """Return the bit mask, which is the largest number, of an unsigned dtype that is held in a wider torch dtype.
+
+    Returns:
+        For example 65535 for uint16; None for a dtype that is not held in a wider one.
+    """
     return None if is_key(dtype) else _UNSIGNED.get(np.dtype(dtype).name)
 
 
 def to_torch(value: Any) -> Tensor:
-    """Return an array of JAX or numpy, or a number, as a tensor of its own memory."""
+    """Return an array of JAX or NumPy, or a number, as a CPU tensor that shares no memory with it.
+
+    Its dtype is that of `held_dtype`; random keys become the numbers of `jax.random.key_data`.
+    """
     if isinstance(value, jax().Array) and is_key(value.dtype):
         value = jax().random.key_data(value)
     array = np.asarray(value)
@@ -75,7 +88,12 @@ def to_torch(value: Any) -> Tensor:
 
 
 def to_jax(tensor: Any, aval: Any) -> Any:
-    """Return a tensor as an array of the type that JAX has for it."""
+    """Return a tensor or a number as an array of JAX.
+
+    Args:
+        tensor: The tensor, detached and copied to the CPU if needed, or the number.
+        aval: A JAX shape and dtype (an abstract value), whose `dtype` the array gets; a key dtype makes random keys.
+    """
     if is_key(aval.dtype):
         data = jax().numpy.asarray(tensor.numpy().astype(np.uint32))
         return jax().random.wrap_key_data(data, impl=aval.dtype._impl.name)
@@ -85,5 +103,5 @@ def to_jax(tensor: Any, aval: Any) -> Any:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a leaf of parameters or inputs is an array, and no setting."""
+    """Return whether a leaf of parameters or inputs is an array or scalar of JAX or NumPy, or a tensor."""
     return isinstance(value, jax().Array | np.ndarray | np.generic | Tensor)

@@ -21,7 +21,7 @@ Operation = Callable[..., Any]
 
 
 def tensor(value: Any, like: Tensor) -> Tensor:
-    """Return a value as a tensor beside another one."""
+    """Return `value` if it is a tensor, and otherwise the number as a tensor with the dtype and device of `like`."""
     return value if isinstance(value, Tensor) else torch.tensor(value, dtype=like.dtype, device=like.device)
 
 

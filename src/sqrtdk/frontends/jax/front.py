@@ -75,7 +75,24 @@ class _Setting:
 
 
 class JaxSource:
-    """A JAX model that is traced for any shapes."""
+    """A JAX model that is traced for any shapes of its inputs.
+
+    Args:
+        model: How the model is called, and its parameters.
+        count: Number of inputs by position.
+        named: Names of the inputs that are given by name.
+
+    Attributes:
+        signature: Names of the inputs, of which those of `named` come last.
+        by_name: The names in `named`.
+        leaves: All leaves of the tree of parameters.
+        arrays: Indices in `leaves` of those that are arrays.
+        names: For each of these, the name of the parameter, its path joined by dots.
+        tensors: The parameters by name.
+
+    Raises:
+        InvalidValueError: An input is given both by position and by name.
+    """
 
     def __init__(self, model: JaxModel, count: int, named: tuple[str, ...]) -> None:
         self.model = model
@@ -96,7 +113,15 @@ class JaxSource:
         self._examples: tuple[Any, ...] = ()
 
     def bind(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Bound:
-        """Return the inputs of a call, as tensors."""
+        """Return the inputs of a call: their arrays as tensors, in the order of JAX's tree, and how they nest.
+
+        Args:
+            args: Inputs by position.
+            named: Inputs by name.
+
+        Raises:
+            TypeError: They do not fit the signature.
+        """
         bound = self.signature.bind(*args, **named)
         leaves, tree = jax().tree.flatten(dict(bound.arguments), is_leaf=lambda x: isinstance(x, Tensor))
         tensors, dtypes = [], []
@@ -115,7 +140,15 @@ class JaxSource:
         return Bound(tuple(tensors), tuple(dtypes), key, _Spec(tree, tuple(kinds)))
 
     def trace(self, bound: Bound, dtypes: Mapping[str, torch.dtype]) -> TracedProgram:
-        """Return the program for inputs of these shapes."""
+        """Return the program for inputs of these shapes, traced with `jax.make_jaxpr`.
+
+        Args:
+            bound: The inputs; only shapes, dtypes and settings are read.
+            dtypes: Dtypes of parameters by name, in place of their own.
+
+        Raises:
+            ModelError: The model raised while JAX traced it, or uses operations that can't be translated.
+        """
         held = [_struct(self.leaves[at], dtypes.get(name)) for name, at in zip(self.names, self.arrays, strict=True)]
         inputs = [leaf for leaf in bound.spec.leaves if not isinstance(leaf, _Setting)]
         try:
@@ -142,7 +175,11 @@ class JaxSource:
         return TracedProgram(program, outputs, origins)
 
     def flat(self, spec: _Spec) -> Any:
-        """Return the model as a function of the arrays alone: of its parameters, and of its inputs."""
+        """Return the model as a function `flat(held, inputs)` of two lists of arrays, which JAX can trace.
+
+        `held` are the parameters in the order of `names`, and `inputs` the arrays of a call. Its other inputs are
+        fixed to those in `spec`, which is `Bound.spec` of a call.
+        """
 
         def flat(held: list[Any], inputs: list[Any]) -> Any:
             leaves, given = list(self.leaves), iter(inputs)
@@ -157,7 +194,15 @@ class JaxSource:
         return flat
 
     def compiled(self, bound: Bound) -> Callable[[Bound], list[Tensor]]:
-        """Return what runs JAX itself on inputs of these shapes, and gives its outputs in order."""
+        """Return a function that runs the model in JAX itself, compiled for inputs of these shapes.
+
+        Args:
+            bound: Inputs, whose values fix the settings.
+
+        Returns:
+            A function that takes the inputs of a call as `bind` returns them, and returns the leaves of the output as
+            tensors, in the order of JAX's tree.
+        """
         leaves = [self.leaves[at] for at in self.arrays]
         held = [to_jax(leaf, _struct(leaf, None)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
@@ -170,7 +215,7 @@ class JaxSource:
 
 
 def tensors_of_inputs(inputs: Any) -> Any:
-    """Return inputs with tensors in place of arrays; what is no array stays."""
+    """Return a tree of inputs with a tensor in place of each array; numbers, strings and None stay as they are."""
     leaf = lambda x: to_torch(x) if is_array(x) and not isinstance(x, Tensor) else x  # noqa: E731
     return jax().tree.map(leaf, inputs, is_leaf=lambda x: isinstance(x, Tensor))
 

@@ -18,7 +18,14 @@ from sqrtdk.frontends.program import FlatProgram, RunDtypes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapedOperation:
-    """An operation whose result has a shape that torch's may broadcast to: a number, where JAX has an array of one."""
+    """An operation whose result is expanded to the shape that it has in JAX.
+
+    torch may give a number where JAX has an array.
+
+    Attributes:
+        operation: Called with the dtypes of the run and the values; returns one tensor or number.
+        shape: Shape of the result in JAX.
+    """
 
     operation: Callable[..., Any]
     shape: tuple[int, ...]
@@ -31,7 +38,13 @@ class ShapedOperation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnsignedOperation:
-    """An operation on unsigned integers, whose result is cut to their bits."""
+    """An operation on unsigned integers that are held in wider signed ones; the result is cut to their bits.
+
+    Attributes:
+        operation: Called with the dtypes of the run and the values; returns one tensor or number.
+        most: Largest number of the unsigned dtype, with which the result is combined by a bitwise "and".
+        shape: Shape of the result in JAX, to which it is expanded; None leaves it.
+    """
 
     operation: Callable[..., Any]
     most: int
@@ -46,7 +59,16 @@ class UnsignedOperation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JaxOperation:
-    """An operation on whole numbers or keys that JAX computes."""
+    """An operation on whole numbers or random keys that JAX itself computes.
+
+    For tensors on "meta" the results are empty tensors of the right shapes.
+
+    Attributes:
+        primitive: The JAX primitive.
+        params: Its parameters.
+        takes: Abstract values (shape and dtype) of its arguments.
+        gives: Abstract values of its results.
+    """
 
     primitive: Any
     params: Mapping[str, Any]
@@ -66,7 +88,13 @@ class JaxOperation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BranchOperation:
-    """A `cond` or `switch`, whose first value says which branch runs."""
+    """A `cond` or `switch`: its first value is the index of the branch that runs on the other values.
+
+    An index beyond the ends runs the nearest branch, as in JAX.
+
+    Attributes:
+        branches: The branches.
+    """
 
     branches: Sequence[FlatProgram]
 
@@ -78,7 +106,14 @@ class BranchOperation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WhileOperation:
-    """A `while`: constants of the test, constants of the body, and the state."""
+    """A `while_loop`: the values are constants of the test, constants of the body, and the first state, in this order.
+
+    Attributes:
+        test: Returns whether the loop goes on, from its constants and the state.
+        body: Returns the next state, from its constants and the state.
+        test_fixed: Number of constants of the test.
+        body_fixed: Number of constants of the body.
+    """
 
     test: FlatProgram
     body: FlatProgram
@@ -96,7 +131,18 @@ class WhileOperation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScanOperation:
-    """A scan of very many steps, run turn by turn."""
+    """A `scan` with many steps, which is run as a loop; the values are constants, the first state, and what is scanned.
+
+    The results are the last state and, stacked along a new first axis, what each step gave.
+
+    Attributes:
+        body: One step, from constants, state and one row of each scanned value to the state and the step's results.
+        fixed: Number of constants.
+        carried: Number of values of the state.
+        length: Number of steps.
+        reverse: Whether the last row is scanned first.
+        gives: Abstract values (shape and dtype) of the results.
+    """
 
     body: FlatProgram
     fixed: int
@@ -126,10 +172,21 @@ def _tensors(values: Sequence[Any]) -> list[Any]:
 
 
 def stack_rows(numbers: RunDtypes, *rows: Any) -> Tensor:
-    """Return rows along a new first axis; some may be numbers."""
+    """Return tensors or numbers stacked along a new first axis.
+
+    Args:
+        numbers: The dtypes of the run, which every operation receives; not used.
+        rows: Tensors of one shape, or numbers.
+    """
     return torch.stack([row if isinstance(row, Tensor) else torch.tensor(row) for row in rows])
 
 
 def take_row(n: int, numbers: RunDtypes, x: Tensor) -> Tensor:
-    """Return a row along the first axis."""
+    """Return `x[n]`, a row along the first axis.
+
+    Args:
+        n: Index of the row.
+        numbers: The dtypes of the run, which every operation receives; not used.
+        x: A tensor with one or more dimensions.
+    """
     return x[n]

@@ -48,10 +48,14 @@ class JaxModel:
 
 
 def jax_model(function: Any, parameters: Any) -> JaxModel:
-    """Return a function or a module of a library as a model.
+    """Return a function, or a module of flax or equinox, as a model that is called with parameters and inputs.
+
+    Args:
+        function: A function of parameters and inputs, or a module.
+        parameters: The tree of parameters, or the variables of a module of linen; None for a module that holds its own.
 
     Raises:
-        InvalidTypeError: It is neither.
+        InvalidTypeError: It is neither a function nor such a module.
         ModelError: A module of linen comes without variables.
     """
     linen, nnx, equinox = (sys.modules.get(name) for name in ("flax.linen", "flax.nnx", "equinox"))

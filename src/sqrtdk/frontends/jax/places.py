@@ -30,7 +30,13 @@ MARK = "@"  # before the path of a module in a scope that we push ourselves
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A function of the user's code that was running, with the line that it had reached."""
+    """A function of the user's code that was running, with the line that it had reached.
+
+    Attributes:
+        file: Path of the source file.
+        function: Qualified name, as "Attention.__call__".
+        line: Number of the line.
+    """
 
     file: str
     function: str  # qualified name
@@ -74,7 +80,7 @@ class Where:
 
     @property
     def line(self) -> tuple[str, int] | None:
-        """File and line; None if no code of the user was running."""
+        """Path of the source file and number of the line that wrote the equation; None if no user code was running."""
         return (self.frames[-1].file, self.frames[-1].line) if self.frames else None
 
 
@@ -92,7 +98,13 @@ class Places:
     _lines: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
 
     def learn(self, jaxpr: Any, homes: frozenset[str]) -> None:
-        """Look for scopes in a jaxpr. `homes` are the first names of the parameters' paths."""
+        """Set `scoped` and `root` from the scopes of a program's equations; call it before `of` and `path`.
+
+        Args:
+            jaxpr: The whole program.
+            homes: First names of the parameters' paths, as "model" of "model.embed.weight". If all scopes begin with
+                one name, and it is none of these, it is taken as the name of the whole model.
+        """
         stacks = [scopes for eqn in equations(jaxpr) if (scopes := scopes_of(eqn))]
         self.scoped = any(scopes != (self.root,) for scopes in stacks)
         firsts = {scopes[0] for scopes in stacks if not scopes[0].startswith(MARK)}
@@ -100,12 +112,21 @@ class Places:
             self.root = firsts.pop()
 
     def of(self, eqn: Any, call: Where, name: str = "") -> Where:
-        """Return the place of an equation inside a call. `name` is that of the function that the call runs."""
+        """Return the place of an equation.
+
+        Args:
+            eqn: The equation.
+            call: Place of the call whose body holds the equation.
+            name: Name of the function that the call runs; "" if it has none.
+        """
         scopes = call.scopes + tuple(s for s in scopes_of(eqn) if not (s == self.root and not call.scopes))
         return replace(call, scopes=scopes, frames=_behind(call.frames, frames_of(eqn), name))
 
     def path(self, where: Where) -> str:
-        """Return the path of the module that an equation belongs to."""
+        """Return the path of the module that an equation at a place belongs to, as "layers.3.attn"; "" is the root.
+
+        It is made of the scopes if they name modules, and of the names of the functions otherwise.
+        """
         if not self.scoped:
             return ".".join(filter(None, [where.prefix, *self._functions(where.frames, where.depth)]))
         marks = [scope for scope in where.scopes if scope.startswith(MARK)]
@@ -131,7 +152,7 @@ class Places:
 
 
 def equations(jaxpr: Any) -> list[Any]:
-    """Return the equations of a jaxpr and of those inside it."""
+    """Return the equations of a jaxpr in order, followed by those of the jaxprs inside it (loops, calls, branches)."""
     every = list(jaxpr.eqns)
     for eqn in jaxpr.eqns:
         for value in eqn.params.values():
@@ -143,7 +164,10 @@ def equations(jaxpr: Any) -> list[Any]:
 
 
 def scopes_of(eqn: Any) -> tuple[str, ...]:
-    """Return the scopes of an equation that name modules, outermost first."""
+    """Return the scopes of an equation (`jax.named_scope`) that name modules, outermost first.
+
+    Names that transformations such as `jvp` wrap around a scope are removed.
+    """
     scopes = []
     for part in str(eqn.source_info.name_stack).split("/"):
         while (inner := _WRAPPED.match(part)) is not None:
@@ -154,7 +178,10 @@ def scopes_of(eqn: Any) -> tuple[str, ...]:
 
 
 def frames_of(eqn: Any) -> tuple[Frame, ...]:
-    """Return the functions of the user's code that wrote an equation, outermost first."""
+    """Return the functions of the user's code that were running when an equation was written, outermost first.
+
+    Functions of this package and of libraries that only pass a call on are left out.
+    """
     traceback = eqn.source_info.traceback
     frames: list[Frame] = []
     for frame in () if traceback is None else traceback.frames:

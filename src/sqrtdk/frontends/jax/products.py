@@ -132,14 +132,18 @@ def _ragged_dot(
 
 
 def reads_ragged(dimension_numbers: Any) -> bool:
-    """Return whether a ragged product is that of rows (M, K) and matrices (G, K, N)."""
+    """Return whether a ragged product is that of rows (M, K), in groups, with one matrix of (G, K, N) for each group.
+
+    Args:
+        dimension_numbers: `jax.lax.RaggedDotDimensionNumbers` of the product.
+    """
     d = dimension_numbers
     plain = tuple(map(tuple, d.dot_dimension_numbers[0])) == ((1,), (1,)) and not any(d.dot_dimension_numbers[1])
     return plain and tuple(d.lhs_ragged_dimensions) == (0,) and tuple(d.rhs_group_dimensions) == (0,)
 
 
 def plain_windows(params: Any) -> bool:
-    """Return whether a pooling has no holes in what it pools over."""
+    """Return whether a pooling (`reduce_window`) has the base dilation 1, given the parameters of its primitive."""
     return bool(np.all(np.asarray(params.get("base_dilation", 1)) == 1))
 
 

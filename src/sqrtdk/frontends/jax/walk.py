@@ -118,7 +118,10 @@ class JaxprWalk:
         return ((v, known[u]) for v, u in zip(inner, outer, strict=True) if _hashable(u) and u in known)
 
     def parameter(self, at: int) -> Ref:
-        """Return the reference of a parameter, or nested lists of references of its layers."""
+        """Record the parameter of the invar number `at`, and return its reference.
+
+        A stacked parameter that scans split into layers gives nested lists, with one reference for each layer.
+        """
 
         def refs(layers: Sequence[tuple[int, str]], numbers: tuple[tuple[str, int], ...]) -> Ref:
             if not layers:
@@ -135,18 +138,29 @@ class JaxprWalk:
     # -- equations -----------------------------------------------------------------------------------------------------
 
     def new(self) -> int:
-        """Return a reference that nothing has yet."""
+        """Return a reference, a positive integer, that is not in use yet."""
         self.count += 1
         return self.count
 
     def constant(self, value: Any) -> int:
-        """Return the reference of a constant."""
+        """Record an array or tensor as a constant of the program, and return its reference."""
         made = self.new()
         self.constants[made] = value if isinstance(value, Tensor) else to_torch(value)
         return made
 
     def jaxpr(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Ref], call: Where, name: str = "") -> list[Ref]:
-        """Write the equations of a jaxpr. Returns references of its outputs."""
+        """Translate the equations of a jaxpr into steps.
+
+        Args:
+            jaxpr: The jaxpr.
+            consts: Values of its constants.
+            args: References of its arguments.
+            call: Place of the call that runs it.
+            name: Name of the function that it is the body of; "" if it has none.
+
+        Returns:
+            References of its outputs; an output that is a number is a `Literal`.
+        """
         known: dict[Any, Ref] = dict(zip(jaxpr.constvars, map(self.constant, consts), strict=True))
         known |= zip(jaxpr.invars, args, strict=True)
 
@@ -163,7 +177,10 @@ class JaxprWalk:
         return [read(variable) for variable in jaxpr.outvars]
 
     def equation(self, eqn: Any, refs: list[Ref], where: Where) -> list[Ref]:
-        """Write one equation. Returns references of its results."""
+        """Translate one equation into steps; a call, or a scan of few steps, into the steps of its body.
+
+        `refs` are the references of what it reads, and `where` is its place. Returns references of its results.
+        """
         name, params = eqn.primitive.name, eqn.params
         if name == "shard_map" and params["mesh"].size != 1:
             self._unread(f"shard_map over {params['mesh'].size} devices", where)

@@ -11,7 +11,10 @@ NAN = tl.constexpr(float("nan"))
 
 @triton.jit
 def tanh(x):
-    """tanh, from Cephes: an odd polynomial for small x, where 1 - 2 / (e^2x + 1) would cancel."""
+    """Return the hyperbolic tangent of `x`, elementwise.
+
+    For |x| < 0.625 it is an odd polynomial from Cephes, because 1 - 2 / (e^2x + 1) would cancel there.
+    """
     y = x * x
     small = -5.70498872745e-3
     small = small * y + 2.06390887954e-2
@@ -25,7 +28,7 @@ def tanh(x):
 
 @triton.jit
 def log1p(x):
-    """log(1 + x) for x >= 0, also where 1 + x rounds to 1."""
+    """Return log(1 + x) for x >= 0, elementwise, accurate also where 1 + x rounds to 1."""
     whole = 1.0 + x
     ratio = x / tl.where(whole == 1.0, 1.0, whole - 1.0)
     return tl.where(whole == 1.0, x, tl.where(whole == INF, INF, tl.log(whole) * ratio))

@@ -19,11 +19,27 @@ LOWEST = tl.constexpr(-160.0)  # 2^LOWEST is 0; an infinite logarithm times a we
 def differentiate(x, dp, seen, factor, top, log_mass, constant, entropy, softcap, bias, bias_at, there, others,
                   bias_stride, count, LINEAR: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr,
                   ENTROPY: tl.constexpr, MASKED: tl.constexpr):
-    """(weights, gradient of the logits after bias, gradient of the logits before the softcap) of a tile.
+    """Return the weights and the gradients of the logits of a tile, which are computed again from the products.
 
-    Rows may run down the tile or across it: `factor`, `top`, `log_mass`,
-    `constant` and `entropy` have the shape of the rows. The
-    bias of what runs down lies at `bias_at`; the `count` elements of `others` run across.
+    A tile has either rows down and keys across, (M, N), or keys down and rows across, (N, M).
+
+    Kernel arguments:
+        x: Products q . k, float32.
+        dp: Products of the output's gradient and the values, dO V^T, like `x`; 0.0 if the values have width 0.
+        seen: bool, False at pairs whose row does not see the key; used if MASKED.
+        factor, top, log_mass, constant, entropy: Scale, m, log l, c and dH of the rows, as a column or a row that
+            broadcasts to the tile.
+        softcap: c of c tanh(z / c), used if SOFTCAP.
+        bias: Pointer to the bias, used if BIAS.
+        bias_at: Offsets in `bias` of what runs down, int64.
+        there: Which of what runs down exists, bool.
+        others: Indices of what runs across; of them those below `count` exist.
+        bias_stride: Stride of the bias along `others`.
+        count: Number of all rows or keys that run across.
+        LINEAR: Whether there is no bias and no softcap.
+
+    Returns:
+        P, the gradient of the logits after bias, and the gradient of the scaled logits before the softcap.
     """
     if LINEAR:
         t = x * (factor * LOG2_E) - (top + log_mass) * LOG2_E
@@ -50,7 +66,20 @@ def differentiate(x, dp, seen, factor, top, log_mass, constant, entropy, softcap
 @triton.jit
 def row_terms(top, log_mass, constant, entropy, scale, at, scale_at, factor, there, ENTROPY: tl.constexpr,
               SCALES: tl.constexpr, MASKED: tl.constexpr):
-    """(top, log_mass, constant, entropy, factor) of some rows; if MASKED, 0 where not `there`."""
+    """Load what the backward pass needs of some rows.
+
+    Kernel arguments:
+        top, log_mass, constant, entropy, scale: Pointers; `entropy` is read if ENTROPY, `scale` if SCALES.
+        at: Indices of the rows in the first four.
+        scale_at: Offsets of the rows in `scale`.
+        factor: The scale of all rows if not SCALES.
+        there: Which rows exist, bool.
+        MASKED: Whether some rows may not exist; what is loaded for these is 0.
+
+    Returns:
+        (top, log_mass, constant, entropy, scale) of the rows; entropy is 0.0 if not ENTROPY, and scale is `factor` if
+        not SCALES.
+    """
     of_entropy = 0.0
     of_scale = factor
     if MASKED:
@@ -80,7 +109,18 @@ def constants(
     rows, heads, length,
     EV: tl.constexpr, BLOCK_EV: tl.constexpr, BLOCK_M: tl.constexpr, LSE: tl.constexpr, ENTROPY: tl.constexpr,
 ):  # fmt: skip
-    """The c of BLOCK_M of all `rows` = batch x heads x length rows."""
+    """Compute c = -sum dO O + dlse - dH H of BLOCK_M rows.
+
+    Kernel arguments:
+        gradient, output: Pointers to dO and O, (B, Hq, L, Ev), each followed by its four strides in elements.
+        d_lse: Gradient of lse, (B, Hq, L), contiguous; used if LSE.
+        d_entropy, entropy: dH and H, likewise; used if ENTROPY.
+        constant: Result, float32 (B, Hq, L), contiguous.
+        rows: Number of all rows, B x Hq x L.
+        heads, length: Hq and L.
+        EV, BLOCK_EV: Width of the values, and the power of two to which it is padded.
+        BLOCK_M: Rows of a program.
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     there = at < rows
     at = tl.where(there, at, 0)

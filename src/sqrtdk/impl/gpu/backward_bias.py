@@ -30,8 +30,36 @@ def backward_bias(
     ABOVE: tl.constexpr, BELOW: tl.constexpr, ENTROPY: tl.constexpr, BATCHES: tl.constexpr, HEADS: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, DISTANCES: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M rows and BLOCK_N keys; BATCHES, HEADS, ROWS, KEYS: whether the bias has that dimension; DISTANCES: it is
-    a table of distances, whose row stride is negative."""
+    """Compute the gradient of the bias for a tile of BLOCK_M rows and BLOCK_N keys.
+
+    A program sums over the batch and the heads that share the bias; if DISTANCES, also over the tiles of a diagonal.
+    Along rows and keys, a bias of size 1 gets one sum for each tile, which the caller adds up.
+
+    Kernel arguments:
+        gradient: Pointer to dO, the gradient of the output, (B, Hq, L, Ev). What follows each tensor are its strides
+            in elements: g_batch, g_head, g_row, g_column, and so on; 0 along a dimension that is broadcast.
+        query, key, value: (B, Hq, L, E), (B, H, S, E) and (B, H, S, Ev).
+        top, log_mass: Maximum m of each row and log l, whose sum is its lse; float32 (B, Hq, L), contiguous.
+        constant: c of each row, see the kernel `constants`; float32 (B, Hq, L), contiguous.
+        entropy: dH, the gradient of each row's entropy, likewise; used if ENTROPY.
+        scale: float32, broadcast to (B, Hq, L); used if SCALES, in place of `factor`.
+        bias: Broadcast to (B, Hq, L, S), added to the logits;
+            if DISTANCES a table of the distances j - i, with a negative row stride.
+        visible: bool, broadcast to (B, Hq, L, S), False at hidden keys; used if VISIBLE.
+        d_bias: Result, contiguous, with the size of the bias in each dimension, but one entry for each tile of rows or
+            keys if not ROWS or not KEYS; if DISTANCES, float32 (1, #Hq, diagonals, BLOCK_M, BLOCK_N).
+        batch, heads, length, keys: B, Hq, L and S.
+        factor: The scale if not SCALES.
+        softcap: c of c tanh(z / c), used if SOFTCAP.
+        above, below: Row i sees the keys i - below (if BELOW) to i + above (if ABOVE).
+        GROUP: Query heads for each key head.
+        E, EV, BLOCK_E, BLOCK_EV: Widths, and the powers of two to which tiles are padded; EV may be 0.
+        BLOCK_M, BLOCK_N: Rows and keys of a tile.
+        BATCHES, HEADS, ROWS, KEYS: Whether the bias has more than one batch element, head, row or key.
+        DISTANCES: Whether the bias is a table of distances.
+        WIDEN: Whether loads are cast to float32 at once.
+        PRECISION: `input_precision` of `tl.dot`.
+    """
     tiles = tl.cdiv(length, BLOCK_M)
     blocks = tl.cdiv(keys, BLOCK_N)
     run = 1  # tiles of a program
@@ -115,7 +143,16 @@ def backward_bias(
 
 
 def summed_by_distance(tiles: Tensor, length: int, keys: int) -> Tensor:
-    """Return the gradient (H, L + S - 1) of a table from the sums of its diagonals of square tiles, (H, D, M, M)."""
+    """Return the gradient of a table of distances from the sums of its diagonals of tiles.
+
+    Args:
+        tiles: (H, D, M, M), for each head and each of the D diagonals of square tiles the sum of its tiles.
+        length: Number of rows, L.
+        keys: Number of keys, S.
+
+    Returns:
+        (H, L + S - 1), the sums of all pairs of equal distance j - i, from 1 - L on.
+    """
     heads, diagonals, block, _ = tiles.shape
     # row r of a tile moved on by M - 1 - r: what has the same distance stands in one column
     skewed = functional.pad(tiles.flip(-2), (0, block)).flatten(-2)[..., :-block].unflatten(-1, (block, 2 * block - 1))

@@ -21,7 +21,26 @@ def sweep(start, stop, dk, dv, k, v, q, g, q_tiles, g_tiles, q_row, q_column, g_
           SCALES: tl.constexpr, SOFTCAP: tl.constexpr, BIAS: tl.constexpr, VISIBLE: tl.constexpr, ABOVE: tl.constexpr,
           BELOW: tl.constexpr, ENTROPY: tl.constexpr, DESCRIPTORS: tl.constexpr, WIDEN: tl.constexpr,
           PRECISION: tl.constexpr):
-    """Add the tiles of rows from `start` to `stop` to (dk, dv)."""
+    """Add the tiles of rows from `start` to `stop` to the gradients of a block of keys.
+
+    Arguments that are not listed are those of `backward_keys`.
+
+    Kernel arguments:
+        start, stop: First row and the row after the last; `start` is a multiple of BLOCK_M.
+        dk: Sum of dZ^T Q so far, float32 (N, BLOCK_E); if SCALES with the scale of each row, otherwise without a scale.
+        dv: Sum of P^T dO so far, float32 (N, BLOCK_EV).
+        k, v: Tiles of the keys, (N, BLOCK_E), and values, (N, BLOCK_EV).
+        q, g: Pointers to the query and the output's gradient of one head; `q_tiles` and `g_tiles` are their
+            descriptors, or None.
+        columns, there: Indices of the keys, and which keys of the block exist, (N,) each.
+        row_at: Index of the head's first row in `top`, `log_mass`, `constant` and `entropy`.
+        scale_at: Offset of the head in `scale`.
+        bias_at, visible_at: Offsets of the keys in `bias` and `visible`, int64 (N,).
+        MASKED: Whether some row may not see all of these keys; if False, no mask is applied.
+
+    Returns:
+        The new (dk, dv).
+    """
     for i in range(start, stop, BLOCK_M):
         rows = i + tl.arange(0, BLOCK_M)
         inside = rows < length
@@ -70,7 +89,34 @@ def backward_keys(
     BIAS: tl.constexpr, VISIBLE: tl.constexpr, ABOVE: tl.constexpr, BELOW: tl.constexpr, ENTROPY: tl.constexpr,
     DESCRIPTORS: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N keys of one key head, over the rows of all heads that share it, BLOCK_M at a time."""
+    """Compute the gradients of BLOCK_N keys and values of one key head.
+
+    A program sweeps the rows of all query heads that share the key head, BLOCK_M at a time. The grid is
+    (blocks of keys x batch x key heads,).
+
+    Kernel arguments:
+        gradient: Pointer to dO, the gradient of the output, (B, Hq, L, Ev). What follows each tensor are its strides
+            in elements: g_batch, g_head, g_row, g_column, and so on; 0 along a dimension that is broadcast.
+        query, key, value: (B, Hq, L, E), (B, H, S, E) and (B, H, S, Ev).
+        top, log_mass: Maximum m of each row and log l, whose sum is its lse; float32 (B, Hq, L), contiguous.
+        constant: c of each row, see the kernel `constants`; float32 (B, Hq, L), contiguous.
+        entropy: dH, the gradient of each row's entropy, likewise; used if ENTROPY.
+        scale: float32, broadcast to (B, Hq, L); used if SCALES, in place of `factor`.
+        bias: Broadcast to (B, Hq, L, S), added to the logits if BIAS.
+        visible: bool, broadcast to (B, Hq, L, S), False at hidden keys; used if VISIBLE.
+        d_key, d_value: Results, contiguous, like the key and the value.
+        heads, length, keys: Hq, L and S.
+        factor: The scale if not SCALES.
+        softcap: c of c tanh(z / c), used if SOFTCAP.
+        above, below: Row i sees the keys i - below (if BELOW) to i + above (if ABOVE).
+        GROUP: Query heads for each key head.
+        E, EV, BLOCK_E, BLOCK_EV: Widths, and the powers of two to which tiles are padded; EV may be 0.
+        BLOCK_M, BLOCK_N: Rows and keys of a tile.
+        LINEAR: Whether there is no bias and no softcap.
+        DESCRIPTORS: Whether the tensors that are swept are loaded by tensor descriptors.
+        WIDEN: Whether loads are cast to float32 at once.
+        PRECISION: `input_precision` of `tl.dot`.
+    """
     blocks = tl.cdiv(keys, BLOCK_N)
     block = tl.program_id(0) % blocks  # keys that most rows see first
     which = (tl.program_id(0) // blocks).to(tl.int64)

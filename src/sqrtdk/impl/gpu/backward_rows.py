@@ -17,7 +17,25 @@ def sweep(start, stop, dq, ds, q, g, k, v, k_tiles, v_tiles, k_row, k_column, v_
           BLOCK_EV: tl.constexpr, BLOCK_N: tl.constexpr, LINEAR: tl.constexpr, SOFTCAP: tl.constexpr,
           BIAS: tl.constexpr, VISIBLE: tl.constexpr, ABOVE: tl.constexpr, BELOW: tl.constexpr, ENTROPY: tl.constexpr,
           NEEDS_SCALE: tl.constexpr, DESCRIPTORS: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):
-    """Add the blocks of keys from `start` to `stop` to (dq, ds)."""
+    """Add the blocks of keys from `start` to `stop` to the gradients of a tile of rows.
+
+    Arguments that are not listed are those of `backward_rows`.
+
+    Kernel arguments:
+        start, stop: First key and the key after the last; `start` is a multiple of BLOCK_N.
+        dq: Sum of dZ K so far, float32 (M, BLOCK_E), not yet multiplied by the scale.
+        ds: Gradient of the scale so far, float32 (M,); changed if NEEDS_SCALE.
+        q, g: Tiles of the query, (M, BLOCK_E), and of the output's gradient, (M, BLOCK_EV).
+        k, v: Pointers to the keys and values of this head; `k_tiles` and `v_tiles` are their descriptors, or None.
+        positions, there: Positions of the rows, and which rows of the tile exist, (M,) each.
+        factor: Scale of each row, (M, 1), or a number.
+        top, log_mass, constant, entropy: Of each row, (M, 1); `entropy` is 0 if not ENTROPY.
+        bias_at, visible_at: Offsets of the rows in `bias` and `visible`, int64 (M,).
+        MASKED: Whether some row may not see all of these keys; if False, no mask is applied.
+
+    Returns:
+        The new (dq, ds).
+    """
     for j in range(start, stop, BLOCK_N):
         columns = j + tl.arange(0, BLOCK_N)
         key = load_keys(k, k_tiles, j, keys, k_row, k_column, E, BLOCK_E, BLOCK_N, DESCRIPTORS, MASKED, WIDEN)
@@ -59,7 +77,34 @@ def backward_rows(
     BIAS: tl.constexpr, VISIBLE: tl.constexpr, ABOVE: tl.constexpr, BELOW: tl.constexpr, ENTROPY: tl.constexpr,
     NEEDS_SCALE: tl.constexpr, DESCRIPTORS: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M rows of one head, over their keys, BLOCK_N at a time."""
+    """Compute the gradient of BLOCK_M rows of the query of one head, and of their scale.
+
+    A program sweeps the keys that its rows see. The grid is (tiles x batch x heads,).
+
+    Kernel arguments:
+        gradient: Pointer to dO, the gradient of the output, (B, Hq, L, Ev). What follows each tensor are its strides
+            in elements: g_batch, g_head, g_row, g_column, and so on; 0 along a dimension that is broadcast.
+        query, key, value: (B, Hq, L, E), (B, H, S, E) and (B, H, S, Ev).
+        top, log_mass: Maximum m of each row and log l, whose sum is its lse; float32 (B, Hq, L), contiguous.
+        constant: c of each row, see the kernel `constants`; float32 (B, Hq, L), contiguous.
+        entropy: dH, the gradient of each row's entropy, likewise; used if ENTROPY.
+        scale: float32, broadcast to (B, Hq, L); used if SCALES, in place of `factor`.
+        bias: Broadcast to (B, Hq, L, S), added to the logits if BIAS.
+        visible: bool, broadcast to (B, Hq, L, S), False at hidden keys; used if VISIBLE.
+        d_query: Result, contiguous, like the query.
+        d_scale: Result, float32 (B, Hq, L): the gradient of each row's scale; written if NEEDS_SCALE.
+        heads, length, keys: Hq, L and S.
+        factor: The scale if not SCALES.
+        softcap: c of c tanh(z / c), used if SOFTCAP.
+        above, below: Row i sees the keys i - below (if BELOW) to i + above (if ABOVE).
+        GROUP: Query heads for each key head.
+        E, EV, BLOCK_E, BLOCK_EV: Widths, and the powers of two to which tiles are padded; EV may be 0.
+        BLOCK_M, BLOCK_N: Rows and keys of a tile.
+        LINEAR: Whether there is no bias and no softcap.
+        DESCRIPTORS: Whether the tensors that are swept are loaded by tensor descriptors.
+        WIDEN: Whether loads are cast to float32 at once.
+        PRECISION: `input_precision` of `tl.dot`.
+    """
     tiles = tl.cdiv(length, BLOCK_M)
     tile = tiles - 1 - tl.program_id(0) % tiles  # rows that see most keys first
     which = (tl.program_id(0) // tiles).to(tl.int64)

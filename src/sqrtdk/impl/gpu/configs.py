@@ -14,9 +14,14 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The sizes of a kernel: rows and keys of a tile, warps and pipeline stages, and whether loads use descriptors.
+    """Sizes of one kernel.
 
-    In the backward kernels a program keeps block_m keys or rows, and sweeps the others by block_n.
+    Attributes:
+        block_m: Rows of a tile; in the backward kernels, the keys or rows that a program keeps.
+        block_n: Keys of a tile; in the backward kernels, the rows or keys that a program sweeps at a time.
+        warps: Warps of a program.
+        stages: Stages of the software pipeline.
+        descriptors: Whether loads use tensor descriptors.
     """
 
     block_m: int
@@ -27,7 +32,14 @@ class Config:
 
 
 class Forward(NamedTuple):
-    """Configurations of the forward kernel for one architecture, dtype kind and width."""
+    """Configurations of the forward kernel for one architecture, dtype kind and width.
+
+    Attributes:
+        full: Without statistics, all keys are seen.
+        causal: Without statistics, later keys are hidden.
+        full_statistics: With statistics, all keys are seen.
+        causal_statistics: With statistics, later keys are hidden.
+    """
 
     full: Config
     causal: Config
@@ -36,7 +48,12 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """Configurations of the backward kernels."""
+    """Configurations of the backward kernels.
+
+    Attributes:
+        keys: Of the kernel for the gradients of key and value.
+        rows: Of the kernel for the gradient of the query.
+    """
 
     keys: Config
     rows: Config
@@ -158,7 +175,14 @@ BACKWARD = {
 
 
 def nearest(target: str) -> str:
-    """Return the architecture whose configurations serve `target`: itself, or its maker's next older one."""
+    """Return the architecture in the tables whose configurations serve another one.
+
+    Args:
+        target: As named by `launch.target_of`.
+
+    Returns:
+        A key of PRECISION: `target` itself if it is one, otherwise one of the same maker; "sm_80" for unknown ones.
+    """
     if target in PRECISION:
         return target
     if target.startswith("sm_"):
@@ -203,7 +227,14 @@ def forward_config(
 
 
 def backward_config(target: str, dtype: torch.dtype, width: int, extras: bool = False) -> Backward:
-    """Return the configurations of the backward kernels, for keys and for rows; `extras` as in `forward_config`."""
+    """Return the configurations of the backward kernels.
+
+    Args:
+        target: As named by `launch.target_of`.
+        dtype: Of query, key and value.
+        width: The larger of the padded E and Ev.
+        extras: Whether there is a softcap, a bias or a bool mask, which take registers.
+    """
     if target == "interpreter":
         return Backward(Config(32, 32, 4, 1), Config(32, 32, 4, 1))
     key = _key(target, dtype, width)
@@ -215,5 +246,5 @@ def backward_config(target: str, dtype: torch.dtype, width: int, extras: bool = 
 
 
 def precision(target: str) -> str:
-    """Return how `tl.dot` computes products of float32."""
+    """Return the `input_precision` of `tl.dot` for float32 on an architecture, "tf32x3" or "ieee"."""
     return PRECISION[nearest(target)]

@@ -23,7 +23,26 @@ def sweep(start, stop, state, acc, q, k, v, k_tiles, v_tiles, k_row, k_column, v
           VISIBLE: tl.constexpr, ABOVE: tl.constexpr, BELOW: tl.constexpr, SUMS: tl.constexpr, LOWEST: tl.constexpr,
           MOMENTS: tl.constexpr, SPREAD: tl.constexpr, SQUARES: tl.constexpr, CUBES: tl.constexpr,
           DESCRIPTORS: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):
-    """Add the blocks of keys from `start` to `stop` to (state, acc)."""
+    """Add the blocks of keys from `start` to `stop` to the state of a tile of rows.
+
+    Arguments that are not listed are those of `forward`.
+
+    Kernel arguments:
+        start, stop: First key and the key after the last; `start` is a multiple of BLOCK_N.
+        state: The nine numbers of each row, float32 (M,) each, in the order of `row.empty`.
+        acc: Sum of e^(z - m) v so far, float32 (M, BLOCK_EV), relative to the maximum m in `state`.
+        q: Tile of queries, (M, BLOCK_E).
+        k, v: Pointers to the keys and values of this head; `k_tiles` and `v_tiles` are their descriptors, or None.
+        positions, there: int32 positions of the rows, and which rows of the tile exist, (M,) each.
+        factor: Scale of each row, float32 (M,).
+        unit: log2 e times the factor of x, float32 (M,): the factor is 1 unless LINEAR, where x is the plain product.
+        bias_at, visible_at: Offsets of the rows in `bias` and `visible`, int64 (M,).
+        MASKED: Whether some row may not see all of these keys; if False, no mask is applied.
+        SUMS, LOWEST, MOMENTS, SPREAD, SQUARES, CUBES: Which statistics are accumulated, see `row`.
+
+    Returns:
+        The new state and the new `acc`.
+    """
     top, rest, c2, c3, a, low, n, mean, m2 = state
     for j in range(start, stop, BLOCK_N):
         columns = j + tl.arange(0, BLOCK_N)
@@ -69,7 +88,35 @@ def forward(
     BELOW: tl.constexpr, PLACES: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, DESCRIPTORS: tl.constexpr,
     WIDEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows of one head, or of the heads that share a key head, over all keys or over `part` of them."""
+    """Compute the output and the statistics of one tile of rows, in one pass over its keys.
+
+    A program handles BLOCK_M rows of one head or, if PACKED, of the GROUP heads that share a key head. The grid is
+    (tiles x batch x heads or key heads, parts of the keys).
+
+    Kernel arguments:
+        query, key, value: Pointers to (B, Hq, L, E), (B, H, S, E) and (B, H, S, Ev). What follows each tensor are its
+            strides in elements: q_batch, q_head, q_row, q_column, and so on; 0 along a dimension that is broadcast.
+        scale: float32, broadcast to (B, Hq, L); used if SCALES, in place of `factor`.
+        bias: Broadcast to (B, Hq, L, S), added to the logits if BIAS.
+        visible: bool, broadcast to (B, Hq, L, S), False at hidden keys; used if VISIBLE.
+        sinks: float32, broadcast to (B, Hq, L), the logit of one more key of value 0; used if SINKS.
+        places: (L,) positions of the rows, used if PLACES; otherwise row i has position i.
+        output, lse, levels, entropy, planes: Results, contiguous; shapes as in `operators.forward`.
+        parts: float32 workspace for `combine`, 9 + Ev numbers for each row and part; used if SPLIT.
+        batch, heads, length, keys: B, Hq, L and S.
+        factor: The scale if not SCALES.
+        softcap: c of c tanh(z / c), used if SOFTCAP.
+        above, below: Row i sees the keys i - below (if BELOW) to i + above (if ABOVE).
+        part: Number of keys of a part if SPLIT, a multiple of BLOCK_N.
+        GROUP: Query heads for each key head.
+        E, EV, BLOCK_E, BLOCK_EV: Widths, and the powers of two to which tiles are padded; with EV = 0 only statistics.
+        BLOCK_M, BLOCK_N: Rows and keys of a tile.
+        WANTED: Bits of the requested statistics, see `wanted`.
+        LINEAR: Whether the logits are `factor` > 0 times the products, without scale tensor, bias and softcap.
+        DESCRIPTORS: Whether keys and values are loaded by tensor descriptors.
+        WIDEN: Whether loads are cast to float32 at once.
+        PRECISION: `input_precision` of `tl.dot`.
+    """
     SUMS: tl.constexpr = row.wants(WANTED, row.FOR_SUMS)
     SPREAD: tl.constexpr = row.wants(WANTED, row.FOR_SPREAD)
     CUBES: tl.constexpr = row.wants(WANTED, row.FOR_CUBES)
@@ -184,7 +231,21 @@ def combine(
     splits,
     EV: tl.constexpr, BLOCK_EV: tl.constexpr, BLOCK_M: tl.constexpr, WANTED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Join the parts of BLOCK_M rows in the order of their keys, and write the results."""
+    """Join the results that `forward` wrote for the parts of the keys, and write the final results of BLOCK_M rows.
+
+    A program handles BLOCK_M of all B x Hq x L rows, and joins their parts in the order of the keys.
+
+    Kernel arguments:
+        parts: The workspace that `forward` filled: nine numbers of each part and row, then its weighted values.
+        sinks: As in `forward`, with its strides.
+        output, lse, levels, entropy, planes: Results, contiguous; shapes as in `operators.forward`.
+        batch, heads, length: B, Hq and L.
+        splits: Number of parts.
+        EV, BLOCK_EV: Width of the values, and the power of two to which it is padded.
+        BLOCK_M: Rows of a program.
+        WANTED: Bits of the requested statistics, see `wanted`.
+        SINKS: Whether there are sinks.
+    """
     SUMS: tl.constexpr = row.wants(WANTED, row.FOR_SUMS)
     SPREAD: tl.constexpr = row.wants(WANTED, row.FOR_SPREAD)
     CUBES: tl.constexpr = row.wants(WANTED, row.FOR_CUBES)

@@ -34,14 +34,14 @@ Gradients = tuple[Tensor | None, ...]
 def constant(
     gradient: Tensor, output: Tensor, d_lse: Tensor | None, d_entropy: Tensor | None, entropy: Tensor | None
 ) -> Tensor:
-    """Return -sum gradient output + dlse - dH H of every row, float32 (B, Hq, L).
+    """Return c = -sum dO O + dlse - dH H of every row, float32 (B, Hq, L).
 
     Args:
-        gradient: of the output, (B, Hq, L, Ev).
-        output: (B, Hq, L, Ev).
-        d_lse: (B, Hq, L), contiguous, or None.
-        d_entropy: likewise; only with `entropy`.
-        entropy: likewise.
+        gradient: dO, the gradient of the output, (B, Hq, L, Ev).
+        output: O, (B, Hq, L, Ev).
+        d_lse: Gradient of lse, (B, Hq, L), contiguous; None means 0.
+        d_entropy: dH, the gradient of the entropy, (B, Hq, L), contiguous; None means 0.
+        entropy: H in nats, (B, Hq, L), contiguous; read only if `d_entropy` is given.
     """
     batch, heads, length, width = output.shape
     c = output.new_empty((batch, heads, length), dtype=torch.float32)
@@ -268,7 +268,15 @@ def _empty(
 
 
 def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """Save what the gradient of the forward operator needs."""
+    """Save what `gradients` needs of the inputs and results of the forward operator.
+
+    This is its `setup_context`, as `torch.library.register_autograd` calls it.
+
+    Args:
+        ctx: The autograd context.
+        inputs: Arguments of `operators.forward`, in order.
+        output: Its results, in order.
+    """
     query, key, value, factor, scale, softcap, bias, distances, visible, sinks, above, below, places, _ = inputs
     out, _, entropy, planes, levels = output
     ctx.mark_non_differentiable(planes, levels)
@@ -286,7 +294,22 @@ def gradients(
     d_entropy: Float[Tensor, "B Hq L"] | None,
     *_: None,
 ) -> Gradients:
-    """Return the gradients of the forward operator's inputs, from those of its results."""
+    """Return the gradients of the forward operator's inputs, from those of its results.
+
+    Under `create_graph=True` they are computed by the plain formula, so that they can themselves be differentiated.
+
+    Args:
+        ctx: The autograd context that `keep` filled.
+        d_out: Gradient of the output; None means 0.
+        d_lse: Gradient of lse, likewise.
+        d_entropy: Gradient of the entropy, likewise.
+
+    Returns:
+        One gradient for each argument of `operators.forward`, in order; None for those that have none or need none.
+
+    Raises:
+        UnsupportedError: The rows were a sample (`places` was given).
+    """
     query, key, value, out, levels, entropy, scale, bias, visible, sinks = ctx.saved_tensors
     factor, softcap, distances, above, below = ctx.numbers
     if ctx.sampled:

@@ -26,14 +26,30 @@ FIELDS = len(_partial.ROW_STATS_FIELDS)
 
 
 def strides(tensor: Tensor | None, dims: int) -> tuple[int, ...]:
-    """Return strides, with 0 along a dimension of size 1, which is broadcast; all 0 for None."""
+    """Return the strides of a tensor's first dimensions, in elements, as a kernel takes them.
+
+    A dimension of size 1, which is broadcast, has stride 0. For None all strides are 0.
+
+    Args:
+        tensor: The tensor, or None.
+        dims: Number of dimensions.
+    """
     if tensor is None:
         return (0,) * dims
     return tuple(0 if size == 1 else step for size, step in zip(tensor.shape[:dims], tensor.stride(), strict=False))
 
 
 def placed(bias: Tensor | None, distances: bool, length: int) -> tuple[Tensor | int | None, ...]:
-    """Return a bias and its four strides; a table of distances (#B, #H, 1, L + S - 1) from where row 0 meets key 0."""
+    """Return a bias as a kernel takes it: the tensor, and its strides along batch, heads, rows and keys.
+
+    A table of distances is returned from the entry of row 0 and key 0 on, with a negative stride along the rows, so
+    that the kernel reads it like a bias of rows and keys.
+
+    Args:
+        bias: (#B, #H, #L, #S), or a table of distances (#B, #H, 1, L + S - 1); None for no bias.
+        distances: Whether it is a table.
+        length: Number of rows, L.
+    """
     if bias is None or not distances:
         return bias, *strides(bias, 4)
     step = bias.stride(-1)
@@ -41,12 +57,12 @@ def placed(bias: Tensor | None, distances: bool, length: int) -> tuple[Tensor | 
 
 
 def padded(width: int) -> int:
-    """Return the width of a tile: a power of two that a matrix product accepts."""
+    """Return the width of the tile for a width of vectors: the next power of two, at least 16, as `tl.dot` needs."""
     return max(16, triton.next_power_of_2(width)) if width else 16
 
 
 def target_of(tensor: Tensor) -> str:
-    """Return the architecture, as named in `configs`."""
+    """Return the architecture of a tensor's device: "sm_90", "gfx942", "xpu", or "interpreter" if Triton interprets."""
     if interpreted():
         return "interpreter"
     return _target(tensor.device.type, tensor.device.index)
@@ -64,19 +80,33 @@ def _target(kind: str, index: int | None) -> str:
 
 @cache
 def processors(kind: str, index: int | None) -> int:
-    """Return the number of programs that run at once."""
+    """Return the number of multiprocessors of a device, each of which runs at least one program; 4 for the interpreter.
+
+    Args:
+        kind: Type of the device, such as "cuda".
+        index: Its index; None is the current device.
+    """
     if interpreted():
         return 4
     return int(torch.get_device_module(kind).get_device_properties(index).multi_processor_count)
 
 
 def precision(tensor: Tensor) -> str:
-    """Return how products of float32 are computed."""
+    """Return the `input_precision` of `tl.dot` for float32 on a tensor's device, "tf32x3" or "ieee"."""
     return configs.precision(target_of(tensor))
 
 
 def launch(kernel: Callable[..., Any], grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Start a kernel, traceably; our allocator for descriptors is set only during the launch."""
+    """Start a kernel, so that torch's compiler can trace it.
+
+    The allocator for tensor descriptors is set only during the launch.
+
+    Args:
+        kernel: A function decorated with `triton.jit`.
+        grid: Number of programs along each dimension.
+        args: Positional arguments of the kernel, of which one or more are tensors.
+        constants: Compile-time arguments, `num_warps` and `num_stages`.
+    """
     # torch 2.11 refuses a kernel that is interpreted
     wrapped: Any = kernel if interpreted() else wrap_triton(kernel)
     if wrapped is not kernel:
@@ -218,7 +248,17 @@ def run(
 
 
 def empty_results(query: Tensor, value: Tensor, statistics: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return output, lse, entropy, planes and levels, uninitialised."""
+    """Allocate the results of `operators.forward`, uninitialised.
+
+    Args:
+        query: (B, Hq, L, E).
+        value: (B, H, S, Ev).
+        statistics: Bits of the requested statistics.
+
+    Returns:
+        Output (B, Hq, L, Ev) like the query; in float32 lse (B, Hq, L), entropy (B, Hq, L) or (0,) if not requested,
+        planes (P, B, Hq, L) and levels (2, B, Hq, L).
+    """
     batch, heads, length, _ = query.shape
     output = query.new_empty((batch, heads, length, value.shape[-1]))
     lse = query.new_empty((batch, heads, length), dtype=torch.float32)
@@ -228,7 +268,17 @@ def empty_results(query: Tensor, value: Tensor, statistics: int) -> tuple[Tensor
 
 
 def split_keys(programs: int, keys: int, block_n: int, processors: int) -> tuple[int, int]:
-    """Return (parts, keys of a part, a multiple of `block_n`), so that no processor is idle; 1 part for no split."""
+    """Return into how many parts the keys are split, so that no processor is idle, and the number of keys of a part.
+
+    Args:
+        programs: Number of programs without a split.
+        keys: Number of keys.
+        block_n: Keys of a tile; with more than one part, a part is a multiple of it.
+        processors: Number of multiprocessors of the device.
+
+    Returns:
+        (parts, keys of a part); (1, keys) if they are not split.
+    """
     if programs >= processors or keys < 2 * SHORTEST_PART:
         return 1, keys
     wanted = min(2 * processors // programs, keys // SHORTEST_PART, MOST_SPLITS)

@@ -30,7 +30,11 @@ class State:
 
 
 def state() -> State:
-    """Return the state; Triton is imported only if there is a GPU, or its interpreter is enabled."""
+    """Return whether the Triton kernel can be used in this process.
+
+    With several GPUs the reason is None if one of them can run it. Triton is imported only if there is a GPU, or if its
+    interpreter is enabled.
+    """
     if interpreted():
         return State(True, unavailable(torch.device("cpu")))
     seen = [torch.device(kind, i) for kind in GPUS for i in range(gpu_count(kind))]
@@ -39,12 +43,12 @@ def state() -> State:
 
 
 def interpreted() -> bool:
-    """Return whether Triton's interpreter runs the kernels, on CPU tensors."""
+    """Return whether TRITON_INTERPRET is set, so that Triton's interpreter runs the kernels, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in YES
 
 
 def unavailable(device: torch.device) -> str | None:
-    """Return why the kernel can't run on a device; None if it can."""
+    """Return the reason, a sentence, why the kernel can't run on a device; None if it can."""
     if device.type not in GPUS and not interpreted():
         return f"Triton runs on GPUs, and the tensors are on {device.type}"
     from sqrtdk.impl.gpu import look

@@ -49,19 +49,26 @@ FOR_LOWEST = tl.constexpr(MIN.value | FOR_MOMENTS.value)
 
 @triton.constexpr_function
 def wants(wanted, bits):
-    """Whether one of these statistics is requested."""
+    """Return whether any of the statistics in `bits` is among those in `wanted`, both numbers of `wanted.bits_of`."""
     return wanted & bits != 0
 
 
 @triton.constexpr_function
 def plane_of(wanted, bit):
-    """The plane of a field; lse and entropy have their own tensors."""
+    """Return the index in `planes` of the statistic with the given bit, if `wanted` are the requested ones.
+
+    lse and the entropy have their own tensors, and are not counted.
+    """
     return (wanted & (bit - 1) & ~OWN_TENSORS.value).bit_count()
 
 
 @triton.jit
 def empty(BLOCK_M: tl.constexpr):
-    """Rows that have seen no key."""
+    """Return the state of BLOCK_M rows that have seen no key, nine float32 tensors (M,).
+
+    They are (top, rest, c2, c3, a, low, n, mean, m2), which the module's docstring explains: `top` is -inf, `low` is
+    inf, and the others are 0.
+    """
     zero = tl.zeros([BLOCK_M], tl.float32)
     return zero - INF, zero, zero, zero, zero, zero + INF, zero, zero, zero
 
@@ -69,9 +76,19 @@ def empty(BLOCK_M: tl.constexpr):
 @triton.jit
 def shifted(top, rest, c2, c3, a, larger, unit, SUMS: tl.constexpr, SPREAD: tl.constexpr, SQUARES: tl.constexpr,
             CUBES: tl.constexpr):
-    """(keep, rest, c2, c3, a) relative to a maximum that is at least as large; `keep` is e^(old - new).
+    """Convert the sums of rows to a maximum that is at least as large.
 
-    The key of the old maximum joins the rest. `unit`: log2 e times the factor of x.
+    The key that held the old maximum is no longer left out, and joins the sums.
+
+    Kernel arguments:
+        top: Old maximum of x.
+        rest, c2, c3, a: Sums relative to it.
+        larger: New maximum of x.
+        unit: log2 e times the factor of x.
+        SUMS, SPREAD, SQUARES, CUBES: Which sums are kept.
+
+    Returns:
+        (keep, rest, c2, c3, a); `keep` is e^(old - new), the factor for everything weighted by the old maximum.
     """
     distance = (top - tl.where(larger == -INF, 0.0, larger)) * unit
     keep = tl.exp2(distance)
@@ -92,8 +109,17 @@ def shifted(top, rest, c2, c3, a, larger, unit, SUMS: tl.constexpr, SPREAD: tl.c
 
 @triton.jit
 def chan(n, mean, m2, count, centre, squares):
-    """Number, mean and sum of squares of two sets, by Chan's rule; a set without a finite centre only adds its
-    count."""
+    """Join the moments of two sets of numbers by Chan's rule.
+
+    A second set whose mean is not finite only adds its count.
+
+    Kernel arguments:
+        n, mean, m2: Count, mean, and sum of squared deviations from the mean, of the first set.
+        count, centre, squares: The same of the second set.
+
+    Returns:
+        (n, mean, m2) of both sets together.
+    """
     whole = n + count
     there = (tl.abs(centre) < INF) & (count > 0.0)
     share = tl.where(there, count / tl.maximum(whole, 1.0), 0.0)
@@ -107,10 +133,19 @@ def chan(n, mean, m2, count, centre, squares):
 def block(x, seen, count, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED: tl.constexpr, SUMS: tl.constexpr,
           LOWEST: tl.constexpr, MOMENTS: tl.constexpr, SPREAD: tl.constexpr, SQUARES: tl.constexpr,
           CUBES: tl.constexpr, LINEAR: tl.constexpr):
-    """Add one more block of keys to the rows: (weights, keep, state); x (M, N) is -inf where it is not `seen`.
+    """Add one more block of keys to the state of rows.
 
-    The weights are e^(z - m) with the new maximum; `keep` converts earlier weights to it. `seen` is used if MASKED;
-    `count` is the number of visible keys.
+    Kernel arguments:
+        x: Logits divided by their factor (see `unit`), float32 (M, N), -inf where a key is not seen.
+        seen: Which keys the rows see, bool (M, N); used if MASKED.
+        count: Number of keys of the block that each row sees, float32 (M,).
+        top, rest, c2, c3, a, low, n, mean, m2: The state, as of `empty`.
+        unit: log2 e times the factor of x, (M,).
+        LINEAR: Whether x is the plain product, to which no bias was added.
+
+    Returns:
+        (weights, keep, and the nine numbers of the new state). The weights are e^(z - m) with the new maximum, (M, N);
+        `keep` is the factor, (M,), that converts earlier weights to it.
     """
     largest = tl.max(x, 1)
     larger = tl.maximum(top, largest)
@@ -161,7 +196,16 @@ def block(x, seen, count, top, rest, c2, c3, a, low, n, mean, m2, unit, MASKED: 
 def joined(top, rest, c2, c3, a, low, n, mean, m2, other, rest_, c2_, c3_, a_, low_, n_, mean_, m2_,
            SUMS: tl.constexpr, MOMENTS: tl.constexpr, SPREAD: tl.constexpr, SQUARES: tl.constexpr,
            CUBES: tl.constexpr):
-    """Join two sets of keys, where x is the logit itself: (keep, keep of the second set, state)."""
+    """Join the states of two sets of keys of the same rows, where x is the logit itself.
+
+    Kernel arguments:
+        top, rest, c2, c3, a, low, n, mean, m2: State of the first set, as of `empty`.
+        other, rest_, c2_, c3_, a_, low_, n_, mean_, m2_: State of the second set; `other` is its maximum.
+
+    Returns:
+        (keep, keep of the second set, and the nine numbers of the joined state); `keep` is the factor that converts
+        weights of a set to the common maximum.
+    """
     larger = tl.maximum(top, other)
     # if both sets hold the maximum, the key of the first set is left out, and the second's joins the rest
     tie = tl.where((top == other) & (top > -INF), 1.0, 0.0)
@@ -182,7 +226,17 @@ def joined(top, rest, c2, c3, a, low, n, mean, m2, other, rest_, c2_, c3_, a_, l
 @triton.jit
 def finish(top, rest, c2, c3, a, low, n, mean, m2, sink, lse, levels, entropy, planes, plane, at, mask,
            SINKS: tl.constexpr, SUMS: tl.constexpr, WANTED: tl.constexpr):
-    """Write the statistics of rows, where x is the logit itself; return the factor on the weighted values.
+    """Write the statistics of rows, where x is the logit itself, and return the factor on their weighted values.
+
+    Kernel arguments:
+        top, rest, c2, c3, a, low, n, mean, m2: Final state of the rows, as of `empty`.
+        sink: Logit of the sink of each row, used if SINKS.
+        lse, levels, entropy, planes: Pointers to the results.
+        plane: Number of all rows, which is the distance of two planes in elements.
+        at: Indices of the rows in a plane.
+        mask: Which rows exist, bool; others are not written.
+        SUMS: Whether `rest` lacks the key that holds the maximum; otherwise it is the whole mass.
+        WANTED: Bits of the requested statistics.
 
     Returns:
         The factor on the output so far; NaN if a logit was NaN or +inf or all were -inf, 0 if no key was seen.

@@ -12,10 +12,20 @@ from sqrtdk.impl.gpu.arithmetic import tanh
 @triton.jit
 def load_matrix(base, offsets, there, column_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
                 WIDEN: tl.constexpr):
-    """Load the rows at `offsets` from `base`, (len(offsets), BLOCK): zeros beyond WIDTH, and if MASKED where not
-    `there`.
+    """Load rows of a matrix as a tile.
 
-    WIDEN: cast to float32 at once, for the interpreter, which multiplies the bit patterns of bfloat16.
+    Args:
+        base: Pointer to the matrix.
+        offsets: Offset of each row from `base` in elements, int64 (M,).
+        there: Which rows exist, bool (M,); used if MASKED.
+        column_stride: Stride of the columns in elements.
+        WIDTH: Number of columns.
+        BLOCK: Number of columns of the tile, at least WIDTH.
+        MASKED: Whether some rows may not exist.
+        WIDEN: Whether to cast to float32 at once, for the interpreter, which multiplies the bit patterns of bfloat16.
+
+    Returns:
+        The tile, (M, BLOCK), with zeros beyond WIDTH and, if MASKED, in rows that are not `there`.
     """
     columns = tl.arange(0, BLOCK)
     at = base + offsets[:, None] + columns[None, :] * column_stride
@@ -33,7 +43,21 @@ def load_matrix(base, offsets, there, column_stride, WIDTH: tl.constexpr, BLOCK:
 @triton.jit
 def load_keys(base, descriptor, start, keys, row_stride, column_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
               BLOCK_N: tl.constexpr, DESCRIPTORS: tl.constexpr, MASKED: tl.constexpr, WIDEN: tl.constexpr):
-    """Load rows start..start + BLOCK_N of the keys or values of one head, (BLOCK_N, BLOCK), zeros beyond them."""
+    """Load BLOCK_N neighbouring rows of the keys or values of one head as a tile.
+
+    Kernel arguments:
+        base: Pointer to the head's first row.
+        descriptor: Tensor descriptor of the head, used if DESCRIPTORS; the other arguments but `start` are then unused.
+        start: First row of the tile.
+        keys: Number of rows of the head.
+        row_stride, column_stride: Strides in elements.
+        WIDTH, BLOCK: Number of columns, and that of the tile.
+        MASKED: Whether rows beyond `keys` may be asked for.
+        WIDEN: As in `load_matrix`.
+
+    Returns:
+        The tile, (BLOCK_N, BLOCK), with zeros beyond the matrix.
+    """
     if DESCRIPTORS:
         return descriptor.load([start, 0])
     columns = start + tl.arange(0, BLOCK_N)
@@ -43,7 +67,10 @@ def load_keys(base, descriptor, start, keys, row_stride, column_stride, WIDTH: t
 
 @triton.jit
 def capped(z, softcap, SOFTCAP: tl.constexpr):
-    """Logits after the softcap, and their derivative by those before it."""
+    """Return the logits after the softcap, c tanh(z / c), and the derivative of each by the logit before it.
+
+    If not SOFTCAP, these are `z` itself and 1.
+    """
     slope = tl.full(z.shape, 1.0, tl.float32)
     if SOFTCAP:
         t = tanh(z / softcap)
@@ -54,7 +81,18 @@ def capped(z, softcap, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def biased(z, bias, offsets, there, columns, column_stride, keys, BIAS: tl.constexpr, MASKED: tl.constexpr):
-    """Logits (M, N) plus the bias, whose rows lie at `offsets`."""
+    """Return the logits of a tile plus the bias; if not BIAS, the logits.
+
+    Kernel arguments:
+        z: Logits, float32 (M, N).
+        bias: Pointer to the bias.
+        offsets: Offsets of the tile's rows in it, int64 (M,).
+        there: Which rows exist, bool (M,).
+        columns: Indices of the tile's columns, (N,).
+        column_stride: Stride of the columns in elements.
+        keys: Number of all columns.
+        MASKED: Whether columns may lie beyond `keys`.
+    """
     if BIAS:
         mask = there[:, None]
         if MASKED:
@@ -67,7 +105,20 @@ def biased(z, bias, offsets, there, columns, column_stride, keys, BIAS: tl.const
 @triton.jit
 def seen_keys(positions, there, columns, visible, offsets, column_stride, keys, above, below, VISIBLE: tl.constexpr,
               ABOVE: tl.constexpr, BELOW: tl.constexpr):
-    """The keys that the rows see, bool (M, N): for row i the keys i - below to i + above, if `visible` shows them."""
+    """Return which keys the rows of a tile see, bool (M, N).
+
+    Row i sees the keys i - below (if BELOW) to i + above (if ABOVE), except those that `visible` hides.
+
+    Kernel arguments:
+        positions: Positions of the rows, (M,).
+        there: Which rows exist, bool (M,); others see nothing.
+        columns: Indices of the keys, (N,); those from `keys` on are not seen.
+        visible: Pointer to a bool mask, False at hidden keys; used if VISIBLE.
+        offsets: Offsets of the rows in it, int64 (M,).
+        column_stride: Its stride along the keys in elements.
+        keys: Number of all keys.
+        above, below: Bounds of the distance of a key after and before the row's position.
+    """
     seen = there[:, None] & (columns < keys)[None, :]
     if ABOVE:
         seen = seen & (columns[None, :] <= positions[:, None] + above)
@@ -81,7 +132,10 @@ def seen_keys(positions, there, columns, visible, offsets, column_stride, keys, 
 
 @triton.jit
 def keys_in(start, stop, positions, there, keys, above, below, ABOVE: tl.constexpr, BELOW: tl.constexpr):
-    """The number of keys in start..stop that the rows see by the band alone, float32 (M,)."""
+    """Return how many of the keys start..stop - 1 each row sees by the bounds alone, float32 (M,).
+
+    The arguments are those of `seen_keys`; a row that does not exist sees 0.
+    """
     since = tl.zeros_like(positions) + start
     until = tl.zeros_like(positions) + tl.minimum(stop, keys)
     if ABOVE:
@@ -93,9 +147,15 @@ def keys_in(start, stop, positions, there, keys, above, below, ABOVE: tl.constex
 
 @triton.jit
 def key_range(first, last, keys, above, below, BLOCK_N: tl.constexpr, ABOVE: tl.constexpr, BELOW: tl.constexpr):
-    """(start, whole, ragged, stop): the rows first..last may see keys start..stop, and all see whole..ragged.
+    """Return the keys that a tile of rows sees, as (start, whole, ragged, stop).
 
-    All except `stop` are multiples of BLOCK_N; start <= whole <= ragged, and `stop` may lie anywhere.
+    Some of the rows see keys of start..stop - 1, none sees others, and all rows see whole..ragged - 1. All except
+    `stop` are multiples of BLOCK_N, and start <= whole <= ragged; `stop` may lie anywhere.
+
+    Kernel arguments:
+        first, last: Positions of the first and the last row.
+        keys: Number of all keys.
+        above, below: Row i sees the keys i - below (if BELOW) to i + above (if ABOVE).
     """
     start = 0
     whole = 0

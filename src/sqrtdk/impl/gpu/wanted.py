@@ -13,7 +13,10 @@ APART = ("lse", "entropy_nats")  # statistics with gradients, which have their o
 
 
 def bits_of(names: Iterable[str]) -> int:
-    """Return the number that encodes these statistics.
+    """Return the number that encodes these statistics, one bit for each.
+
+    Args:
+        names: Names of fields of `AuxOutput`.
 
     Example:
         >>> bits_of(["lse", "min_logit"])
@@ -26,7 +29,12 @@ OWN_TENSORS = bits_of(APART)  # they take no plane
 
 
 def planes_of(statistics: int) -> int:
-    """Return how many planes the statistics fill.
+    """Return how many planes (B, Hq, L) of the result `planes` the statistics fill.
+
+    lse and the entropy fill none, as they have tensors of their own; if all of RowStats is requested, its fields do.
+
+    Args:
+        statistics: Bits as of `bits_of`, or ROWS.
 
     Example:
         >>> planes_of(bits_of(["lse", "min_logit", "peak"]))

@@ -72,6 +72,10 @@ def build_kernel(force: bool = False) -> Path:
 def compile_into(folder: Path, target: str) -> Path:
     """Compile for one of `TARGETS` into a folder, completely or not at all.
 
+    Args:
+        folder: The folder of the library.
+        target: Name of a row of `TARGETS`.
+
     Returns:
         The library's path.
 

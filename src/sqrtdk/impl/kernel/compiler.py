@@ -53,6 +53,12 @@ def compile_by(words: list[str]) -> None:
 def run_program(words: list[str], limit_s: float, name: str, hint: str) -> tuple[int, list[str]]:
     """Run a program without input.
 
+    Args:
+        words: The program and its arguments.
+        limit_s: Seconds after which it is killed.
+        name: What error messages call it.
+        hint: Hint of the errors.
+
     Returns:
         Its exit status, and the lines of its stderr, in English if it supports that.
 

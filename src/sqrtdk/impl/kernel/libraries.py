@@ -67,7 +67,10 @@ def targets_here() -> list[str]:
 
 
 def unsupported() -> str | None:
-    """Return the reason why the kernel can't run on this system; None if it can."""
+    """Return the reason, a sentence, why the kernel can't run on this system; None if it can.
+
+    It looks at the system, the architecture, SQRTDK_KERNEL and the features of the CPU, and not at the compiler.
+    """
     if sys.platform != "linux":
         return Message("machine.kernel.system", system=sys.platform)
     features, here, named = _features(), targets_here(), os.environ.get("SQRTDK_KERNEL")
@@ -82,7 +85,7 @@ def unsupported() -> str | None:
 
 
 def unbuildable(reason: str) -> UnsupportedError:
-    """Return the error to raise for a kernel that can't be built."""
+    """Return an UnsupportedError, to be raised, which says that the kernel can't be built, for the given reason."""
     return UnsupportedError(f"the compiled kernel can't be built: {reason}", hint="impl='tiled' runs everywhere.")
 
 
@@ -100,7 +103,7 @@ def this_target() -> str:
 
 
 def cpp_sources() -> list[Path]:
-    """Return the C++ files; the first includes the others."""
+    """Return the paths of the C++ files of the kernel; the first is the one to compile, and includes the others."""
     return [KERNEL_FOLDER / "attention.cpp", *sorted(KERNEL_FOLDER.glob("*.h"))]
 
 
@@ -114,7 +117,15 @@ def stem(target: str) -> str:
 
 
 def file_name(made: Path, target: str) -> str:
-    """Return the name of a finished library: its sources' and target's stem, and a checksum of the file."""
+    """Return the name of a finished library, which ends in a checksum of its content.
+
+    Args:
+        made: The compiled library, which is read.
+        target: Name of a row of `TARGETS`.
+
+    Raises:
+        UnsupportedError: See `stem`.
+    """
     return f"{stem(target)}{_checksum(made)}.so"
 
 
@@ -134,6 +145,10 @@ def cache_folder() -> Path:
 
 def cached_libraries(folder: Path, target: str) -> list[Path]:
     """Return all files named like a library for one of `TARGETS`, intact or not, newest first.
+
+    Args:
+        folder: The folder of libraries; it need not exist.
+        target: Name of a row of `TARGETS`.
 
     Raises:
         OSError: The folder exists and can't be listed.

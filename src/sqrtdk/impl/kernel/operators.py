@@ -21,7 +21,10 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def register_operators() -> None:
-    """Register shapes and gradients of the operators, after the library was loaded; a second call does nothing."""
+    """Tell torch the result shapes and gradients of the operators `sqrtdk_cpu::*`.
+
+    Call it after the library was loaded; a second call does nothing.
+    """
     if torch._C._dispatch_has_kernel_for_dispatch_key("sqrtdk_cpu::forward", "Meta"):
         return
     torch.library.register_fake("sqrtdk_cpu::forward", _shapes)

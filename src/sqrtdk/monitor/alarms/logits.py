@@ -54,6 +54,10 @@ def growth(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield one alarm for each attention whose largest logit is about to pass its next bar.
 
     A line through the logarithms of the last `WINDOW` samples says when it will.
+
+    Args:
+        before: Earlier samples of the run, oldest first.
+        now: The newest sample.
     """
     for call in now.calls:
         value, head = largest_of_column(call, "max_logit")
@@ -82,7 +86,12 @@ FP16_HEADROOM = FP16_MAX / 16
 
 
 def fp16_range(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield an alarm for each attention whose product q.k exceeds, or is near, the range of float16 (65504)."""
+    """Yield an alarm for each attention whose product q.k exceeds, or is near, the range of float16 (65504).
+
+    Args:
+        before: Earlier samples of the run, oldest first.
+        now: The newest sample.
+    """
     for call in now.calls:
         value, half = _product(call), call.logits_dtype == "float16"
         if not value > (FP16_HEADROOM if half else FP16_MAX) or (value == math.inf and not half):
@@ -117,6 +126,10 @@ def bf16_offset(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm
     """Yield an alarm for each attention whose logits have an offset that bfloat16 can't store with precision.
 
     The offset of a row is the size that all its logits share. The alarm is given at the worst head.
+
+    Args:
+        before: Earlier samples of the run, oldest first.
+        now: The newest sample.
     """
     for call in now.calls:
         value, head = largest_of_column(call, "row_offset")

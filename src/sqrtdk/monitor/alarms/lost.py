@@ -26,6 +26,10 @@ def lost(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield an alarm for attentions that were measured in earlier samples and are missing in this one.
 
     It is one alarm for the whole model, or one for each missing site and attention.
+
+    Args:
+        before: Earlier samples of the run, oldest first.
+        now: The newest sample.
     """
     if not now.calls:
         text = Message("alarms.lost.all", step=now.step, reasons=joined((now.how, *now.not_measured[:3])))
@@ -46,7 +50,12 @@ def lost(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
 
 
 def unmeasured_alarms(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield a note for each attention without statistics, and for each other reason in `now.not_measured`."""
+    """Yield a note for each attention without statistics, and for each other reason in `now.not_measured`.
+
+    Args:
+        before: Earlier samples of the run, oldest first.
+        now: The newest sample.
+    """
     for call in now.calls:
         if call.reason is not None:
             text = with_place(call.name, call.reason)
@@ -64,6 +73,10 @@ def ledger_alarms(before: Sequence[StepSample], now: StepSample) -> Iterator[Ala
 
     A changed ratio is a warning; the same ratio from other factors is a note. Learned scales may change without an
     alarm.
+
+    Args:
+        before: Earlier samples of the run, oldest first.
+        now: The newest sample.
     """
     for call in now.calls:
         first = first_of(before, call)

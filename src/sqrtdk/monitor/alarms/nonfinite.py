@@ -49,6 +49,10 @@ def nonfinite_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[A
     """Yield an alarm if the sample has NaN or infinite numbers: one, for the place where they come from.
 
     The forward pass is looked at first, then the loss, then the backward pass.
+
+    Args:
+        before: Earlier samples of the run, oldest first.
+        now: The newest sample.
     """
     # In the order in which a step runs: what comes later follows from what came first.
     found = _forward(now) or _loss(now) or _backward(now)

@@ -28,6 +28,10 @@ def layer_logits_alarm(before: Sequence[StepSample], now: StepSample) -> Iterato
 
     Only the first sample is judged, as such a layer was initialised so.
 
+    Args:
+        before: Earlier samples of the run, oldest first.
+        now: The newest sample.
+
     Example:
         >>> calls = [CallSample(f"h.{i}", 0, 1, {"std_logit": [std]}, 1.0, "") for i, std in enumerate((0.2, 60, 0.3))]
         >>> [str(alarm.text) for alarm in layer_logits_alarm((), StepSample(1, tuple(calls)))]
@@ -54,7 +58,12 @@ def _deviation(call: CallSample) -> float:
 
 
 def update_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield an alarm if the optimizer changed a projection by more than `LARGEST_RELATIVE_STEP` of its norm."""
+    """Yield an alarm if the optimizer changed a projection by more than `LARGEST_RELATIVE_STEP` of its norm.
+
+    Args:
+        before: Earlier samples of the run, oldest first.
+        now: The newest sample.
+    """
     ratio = now.relative_step
     if ratio is None or ratio <= LARGEST_RELATIVE_STEP:
         return

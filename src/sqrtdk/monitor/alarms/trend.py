@@ -101,7 +101,12 @@ def largest_of_column(call: CallSample, column: str) -> tuple[float, int]:
 
 
 def same_place(samples: Iterable[StepSample], call: CallSample) -> Iterator[tuple[int, CallSample]]:
-    """Yield the step and the sample of one attention, from each sample that has it, in their order."""
+    """Yield (step, sample) of one attention for each sample that has it, in the order of the samples.
+
+    Args:
+        samples: Samples of the model.
+        call: The attention, found by its site and index.
+    """
     for sample in samples:
         found = next((one for one in sample.calls if one.place == call.place), None)
         if found is not None:
@@ -109,5 +114,5 @@ def same_place(samples: Iterable[StepSample], call: CallSample) -> Iterator[tupl
 
 
 def first_of(samples: Sequence[StepSample], call: CallSample) -> CallSample | None:
-    """Return the earliest sample of an attention; None if no sample has it."""
+    """Return the sample of an attention (by site and index) in the earliest of `samples`; None if no sample has it."""
     return next((one for _, one in same_place(samples, call)), None)

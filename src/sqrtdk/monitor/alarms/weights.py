@@ -44,7 +44,12 @@ COLUMN = "saturated"
 
 
 def saturation_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield an alarm if heads have many rows whose weight is on one key; one for the model, at the worst head."""
+    """Yield an alarm if heads have many rows whose weight is on one key; one for the model, at the worst head.
+
+    Args:
+        before: Earlier samples of the run, oldest first.
+        now: The newest sample.
+    """
     # NaN: no row has two keys
     fractions = [value for call in now.calls for value in call.columns.get(COLUMN, ()) if value >= 0]
     many = sum(value > SATURATED_ROWS for value in fractions)
@@ -68,7 +73,12 @@ def saturation_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[
 
 
 def equal_logits(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
-    """Yield an alarm for each attention whose logits are all equal, so that its weights are uniform."""
+    """Yield an alarm for each attention whose logits are all equal, so that its weights are uniform.
+
+    Args:
+        before: Earlier samples of the run, oldest first.
+        now: The newest sample.
+    """
     for call in now.calls:
         std = call.columns.get("std_logit", ())
         keys, largest = (call.columns.get(name) or [0.0] * len(std) for name in ("keys", "max_abs_logit"))
@@ -83,6 +93,10 @@ def entropy_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Ala
     """Yield an alarm if many heads have an entropy below their bar, in nats; one for the model, at the lowest head.
 
     It is a warning from `WARN_FRACTION` of the heads on, and a note from `NOTE_FRACTION`.
+
+    Args:
+        before: Earlier samples of the run, oldest first.
+        now: The newest sample.
     """
     heads = [(entropy / bar, entropy, bar, call, head) for call, head, entropy, bar in _heads(now)]
     low = [one for one in heads if one[0] < 1.0]
@@ -107,6 +121,10 @@ def entropy_trend(before: Sequence[StepSample], now: StepSample) -> Iterator[Ala
     """Yield a note if the entropy of the model is about to pass its bar.
 
     A line through the last `WINDOW` samples says when it will.
+
+    Args:
+        before: Earlier samples of the run, oldest first.
+        now: The newest sample.
     """
     newest = _depth(now)
     if newest is None or not -math.log(2.0) < newest < 0.0:
@@ -144,6 +162,10 @@ def collapsed(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
     """Yield a warning if most heads of the model collapsed, and a note for each head that did.
 
     A collapsed head has nearly one-hot or nearly uniform weights, and was clearly different in an earlier sample.
+
+    Args:
+        before: Earlier samples of the run, oldest first.
+        now: The newest sample.
     """
     looked_at = before[:: 1 + len(before) // EARLIER_SAMPLES_COMPARED]
     notes: list[Alarm] = []

@@ -31,8 +31,9 @@ _STEP_AT_END = re.compile(r"\d+\Z", re.ASCII)
 class Checkpoint:
     """One checkpoint.
 
-    path: its directory, absolute.
-    step: the training step of the checkpoint.
+    Attributes:
+        path: Its directory, absolute.
+        step: The training step of the checkpoint.
     """
 
     path: Path

@@ -134,8 +134,11 @@ def transformers_version() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """State of the files of a checkpoint: a hash of their names, sizes and times, and the newest time (seconds since
-    1970).
+    """State of the files of a checkpoint.
+
+    Attributes:
+        digest: Hash of their names, sizes and times of change.
+        time: The newest time of change, in seconds since 1970.
     """
 
     digest: str
@@ -168,12 +171,15 @@ class Result:
 
 
 def result_name(one: Checkpoint) -> str:
-    """Return the name, without its ending, of the file with a checkpoint's result: the step and a hash."""
+    """Return the file name, without ending, of a checkpoint's result: "step-<step>-<hash of its path>"."""
     return f"step-{one.step}-{disk.hash_of(str(one.path))}"
 
 
 def files_of(directory: Path) -> Files:
-    """Return the state of the files in a checkpoint's directory, without reading them; it changes if any file does."""
+    """Return the state of the files in a checkpoint's directory, without reading them; it changes if any file does.
+
+    A directory that can't be listed counts as empty; `time` is then that of the directory itself.
+    """
     states_by_file, newest = [], 0
     with suppress(OSError):
         # For a directory that can't be listed or is empty, its own time is all there is.

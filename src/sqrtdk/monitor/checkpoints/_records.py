@@ -37,7 +37,13 @@ _HEADS_A_PART = 2**16  # heads in one part file; a single checkpoint may have mo
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One checkpoint of a run, its result, and when its newest file was written (seconds since 1970)."""
+    """One checkpoint of a run with what was measured of it.
+
+    Attributes:
+        checkpoint: Where it is, and its step.
+        result: What was measured.
+        time: When its newest file was written, in seconds since 1970.
+    """
 
     checkpoint: Checkpoint
     result: Result
@@ -46,7 +52,13 @@ class Point:
 
 @dataclass(slots=True)
 class StepRows:
-    """The rows of one step in each table of the records; those of heads are a pyarrow table."""
+    """The rows of one step in each table of the records.
+
+    Attributes:
+        step: The row of the table of steps, by column.
+        heads: A pyarrow table with one row for each head.
+        alarms: Rows of the table of alarms, by column.
+    """
 
     step: dict[str, Any]
     heads: Table

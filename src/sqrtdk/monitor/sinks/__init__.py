@@ -37,7 +37,11 @@ class Sink(Protocol):
         """
 
     def alarm(self, alarm: Alarm) -> None:
-        """Log an alarm; the metrics of its step were logged before."""
+        """Log an alarm; the metrics of its step were logged before.
+
+        Args:
+            alarm: The alarm, with its step, severity, place and text.
+        """
 
     def close(self) -> None:
         """End the run of the logger; nothing is logged afterwards."""
@@ -188,7 +192,12 @@ class Function:
         self._function = function
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Call the function with the step and a copy of the metrics."""
+        """Call the function with the step and a copy of the metrics.
+
+        Args:
+            step: Number of the step, from 1.
+            metrics: Values by name.
+        """
         self._function(step, dict(metrics))
 
     def alarm(self, alarm: Alarm) -> None:

@@ -39,6 +39,10 @@ class JsonLines:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a line with the step and its metrics.
 
+        Args:
+            step: Number of the step, from 1.
+            metrics: Values by name.
+
         Raises:
             OutputError: The existing file was not written by this logger, or it can't be written.
         """

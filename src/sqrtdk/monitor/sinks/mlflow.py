@@ -46,7 +46,12 @@ class MLflow:
         self._last = -math.inf
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step; a step that is logged already, as after a restart, is skipped."""
+        """Log the metrics of a step; a step that is logged already, as after a restart, is skipped.
+
+        Args:
+            step: Number of the step, from 1.
+            metrics: Values by name.
+        """
         client = self._open()
         if step <= self._last:
             return

@@ -34,7 +34,12 @@ class SwanLab:
         self._run: Any = None if own else target
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step."""
+        """Log the metrics of a step.
+
+        Args:
+            step: Number of the step, from 1.
+            metrics: Values by name.
+        """
         self._open().log(dict(metrics), step=step)
 
     def alarm(self, alarm: Alarm) -> None:

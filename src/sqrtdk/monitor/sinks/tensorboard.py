@@ -29,7 +29,12 @@ class TensorBoard:
         self._writer: Any = None if own else target
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a scalar for each metric of a step."""
+        """Add a scalar for each metric of a step.
+
+        Args:
+            step: Number of the step, from 1.
+            metrics: Values by name.
+        """
         writer = self._open(step)
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)

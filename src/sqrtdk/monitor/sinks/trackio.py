@@ -35,7 +35,12 @@ class Trackio:
         self._last: int | None = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step; a step that is logged already, as after a restart, is skipped."""
+        """Log the metrics of a step; a step that is logged already, as after a restart, is skipped.
+
+        Args:
+            step: Number of the step, from 1.
+            metrics: Values by name.
+        """
         run = self._open()
         if self._last is None or step > self._last:
             run.log(dict(metrics), step=step)

@@ -41,7 +41,12 @@ class WeightsAndBiases:
             _define(target)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step, with the step itself as `attention/step`."""
+        """Log the metrics of a step, with the step itself as `attention/step`.
+
+        Args:
+            step: Number of the step, from 1.
+            metrics: Values by name.
+        """
         self._open().log({"attention/step": step, **metrics})
 
     def alarm(self, alarm: Alarm) -> None:

@@ -62,7 +62,12 @@ def to_json(comparison: BaselineComparison) -> str:
 
 
 def baseline_summary_line(comparison: BaselineComparison, language: Language = "en") -> str:
-    """Return one line that says how much changed since the baseline, what was not judged, and the exit code."""
+    """Return one line that says how much changed since the baseline, what was not judged, and the exit code.
+
+    Args:
+        comparison: What changed since the baseline was written.
+        language: "en" or "zh".
+    """
     speaker = Speaker(language)
     failing = sum(change.fails for change in comparison.changes)
     others = len(comparison.changes) - failing

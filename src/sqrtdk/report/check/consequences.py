@@ -20,7 +20,12 @@ _LAWS_OF_MASKS = {"mask_audit": "law_causal", "padding": "law_padding"}
 
 @dataclass(frozen=True, slots=True)
 class Caused:
-    """A finding (folded over layers) together with the findings that follow from it."""
+    """A finding together with the findings that follow from it.
+
+    Attributes:
+        cause: The finding, folded over equal layers.
+        consequences: Findings that follow from it; () if none do.
+    """
 
     cause: FoldedFinding
     consequences: tuple[FoldedFinding, ...] = ()

@@ -36,7 +36,12 @@ _NUMBER_TO_FOLD = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Calls of the same kind, as those of equal layers, that a report shows as one line."""
+    """Calls of the same kind, as those of equal layers, that a report shows as one line.
+
+    Attributes:
+        site: Path of their modules, with a range for the number that differs: "model.layers.0-31.self_attn".
+        calls: The calls, in the order in which they ran.
+    """
 
     site: str  # the integers that differ are a range: "model.layers.0-31.self_attn"
     calls: tuple[JudgedCall, ...]
@@ -49,7 +54,12 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class FoldedFinding:
-    """Findings of one rule, as those of equal layers, that a report shows as one; the worst comes first."""
+    """Findings of one rule, as those of equal layers, that a report shows as one.
+
+    Attributes:
+        site: Path of their modules, with a range for the number that differs.
+        findings: The findings, the worst first.
+    """
 
     site: str
     findings: tuple[Finding, ...]

@@ -21,7 +21,12 @@ _SQUARE_MARKS = {True: "#", False: "."}
 
 @dataclass(frozen=True, slots=True)
 class ShownLaw:
-    """One line of the table of laws: a broken law, all laws that hold, or all that were not asked for one reason."""
+    """One line of the table of laws: a broken law, all laws that hold, or all that were not asked for one reason.
+
+    Attributes:
+        laws: Identifiers of the laws.
+        answer: The answer that the line shows, which is true of all of them.
+    """
 
     laws: tuple[str, ...]
     answer: LawAnswer
@@ -121,7 +126,12 @@ def what_of(row: ShownLaw, *, message: bool = False) -> str:
 
 
 def draw_laws(printer: Printer, answers: Sequence[LawAnswer]) -> None:
-    """Print the table of laws and a picture for each broken law; print nothing if there are no answers."""
+    """Print the table of laws, and a picture of the moved positions for each broken law.
+
+    Args:
+        printer: Where to print, and in which language.
+        answers: Answers of the laws; if there are none, nothing is printed.
+    """
     if not answers:
         return
     title = printer.line(Message("laws.page.title"), "bold")

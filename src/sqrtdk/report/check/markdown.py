@@ -120,7 +120,12 @@ def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def details(title: str, lines: Iterable[str]) -> str:
-    """Return Markdown lines that GitHub shows folded away under a title (`<details>`)."""
+    """Return Markdown that GitHub shows folded away under a title (`<details>`).
+
+    Args:
+        title: The title, already escaped.
+        lines: Lines of Markdown.
+    """
     return "\n".join((f"<details><summary>{title}</summary>\n", *lines, "\n</details>\n"))
 
 

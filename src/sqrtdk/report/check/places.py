@@ -65,7 +65,13 @@ _RULES_AT_THE_SCALE = ("scale_ledger", "declared_vs_actual", "unmeasured")
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A line of a source file, from 1 on, and a few words on what stands there."""
+    """A line of a source file that a report points to.
+
+    Attributes:
+        source: The file.
+        line: Number of the line, from 1.
+        what: A few words on what stands there.
+    """
 
     source: SourceFile
     line: int  # 1-based

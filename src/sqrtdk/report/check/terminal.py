@@ -85,7 +85,12 @@ def to_text(report: CheckReport, *, width: int = 80, color: bool = False, langua
 
 
 def summary_line(report: CheckReport, language: Language = "en") -> str:
-    """Return the headline and the last line of the report as one line: calls, verdicts, findings, exit code."""
+    """Return the headline and the last line of the report as one line: calls, verdicts, findings, exit code.
+
+    Args:
+        report: What `sqrtdk.check` returned.
+        language: "en" or "zh".
+    """
     speaker = Speaker(language)
     wrong = plain(speaker.said(headline(report)))
     wrong = wrong if len(wrong) <= _LONGEST_HEADLINE else f"{wrong[: _LONGEST_HEADLINE - 3]}.."

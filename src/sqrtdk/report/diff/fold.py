@@ -19,7 +19,13 @@ STAGE_MARKS = (DIFFERS, FOLLOWS, CANCELS, UNJUDGED, SAME)  # of a stage
 
 @dataclass(frozen=True, slots=True)
 class PairFold:
-    """Pairs of attentions that differ in the same way, as those of equal layers; a report shows them as one line."""
+    """Pairs of attentions that differ in the same way, as those of equal layers; a report shows them as one line.
+
+    Attributes:
+        site_a: Path of their modules in model A, with a range for the number that differs.
+        site_b: The same in model B.
+        pairs: The pairs, in the order of model A.
+    """
 
     site_a: str
     site_b: str
@@ -34,8 +40,8 @@ class PairFold:
     def worst(self) -> PairDiff:
         """The pair whose figures are shown.
 
-        For pairs that differ of themselves, it is the one with the largest residue relative to the allowed rounding.
-        For others, it is the one with the largest difference.
+        For pairs in which a difference begins, it is the one with the largest remaining difference relative to the
+        difference that rounding allows. For others, it is the one with the largest difference.
         """
         # how well a difference is explained is the question there; elsewhere how large it is
         if outcome(self.first) == DIFFERS:
@@ -162,12 +168,20 @@ def value_in_words(of: str | float | None) -> Text:
 
 
 def outcome_word(name: str) -> Message:
-    """Return the word that a reader sees for the outcome of a pair or a stage."""
+    """Return the word that a reader sees for an outcome, in both languages.
+
+    Args:
+        name: An outcome of a pair (see `outcome`) or of a stage (see `mark`).
+    """
     return Message(f"diff.outcome.{name.replace(' ', '_')}")
 
 
 def result_word(name: str) -> Message:
-    """Return the words that a reader sees for a result of `verdict`."""
+    """Return the words that a reader sees for the result of a comparison, in both languages.
+
+    Args:
+        name: A result of `verdict`, such as "same attentions".
+    """
     return Message(f"diff.result.{name.replace(' ', '_')}")
 
 

@@ -207,9 +207,10 @@ def outcome_means(name: str) -> Message:
 
 
 def stage_reason(pair: PairDiff, stage: StageDiff) -> str | None:
-    """Return the reason of a stage; that nothing differs in the end is said in the words of the legend.
+    """Return the sentence that says why a stage has its outcome; None if it has no reason.
 
-    The output of a pair may also tell which rows are left out; it keeps its own words then.
+    A difference that later stages cancel has the sentence of the legend, except at an output of which rows were left
+    out: its own reason says so.
     """
     also_rows = stage.stage == "output" and pair.rows_left_out > 0
     return outcome_means(CANCELS) if stage.cancels and not also_rows else stage.reason

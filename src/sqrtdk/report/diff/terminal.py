@@ -43,8 +43,8 @@ _MOST_FIXES = 8
 def to_text(report: DiffReport, *, width: int = 80, color: bool = False, language: Language = "en") -> str:
     """Draw the report as text of at most `width` columns.
 
-    Equal pairs are folded into one line. Its figures come from the pair with the largest residue relative to the
-    allowed difference.
+    Equal pairs are folded into one line. Its figures come from the pair with the largest remaining
+    difference relative to the allowed difference.
 
     Args:
         report: what `sqrtdk.diff` returned.
@@ -85,7 +85,12 @@ def to_text(report: DiffReport, *, width: int = 80, color: bool = False, languag
 
 
 def diff_summary_line(report: DiffReport, language: Language = "en") -> str:
-    """Return the last line of the report: the number of pairs by outcome, and the exit code."""
+    """Return the last line of the report: the number of pairs by outcome, and the exit code.
+
+    Args:
+        report: What `sqrtdk.diff` returned.
+        language: "en" or "zh".
+    """
     return _summary(Speaker(language), report).plain
 
 

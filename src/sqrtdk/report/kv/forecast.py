@@ -26,7 +26,12 @@ MOST_CALLS_SHOWN = 40
 
 
 def draw_cache(printer: Printer, forecast: CacheForecast | None) -> None:
-    """Print the forecast of a cache, worst calls first; print nothing if the check made no forecast."""
+    """Print the forecast of a cache, worst calls first.
+
+    Args:
+        printer: Where to print, and in which language.
+        forecast: The forecast; None, if the check made none, prints nothing.
+    """
     if forecast is None:
         return
     title = printer.line(_title(forecast), "bold")
@@ -58,7 +63,12 @@ def _line(printer: Printer, cells: Sequence[str], severity: str) -> list[Text]:
 
 
 def draw_formats(printer: Printer, forecasts: Sequence[CacheForecast]) -> None:
-    """Print a table with a line for each cache format that was compared; print nothing if there is none."""
+    """Print a table with a line for each cache format that was compared.
+
+    Args:
+        printer: Where to print, and in which language.
+        forecasts: One forecast for each format; if there are none, nothing is printed.
+    """
     if not forecasts:
         return
     printer.paragraph(Message("cache.formats.title"), style="bold")
@@ -75,7 +85,12 @@ def draw_formats(printer: Printer, forecasts: Sequence[CacheForecast]) -> None:
 
 
 def formats_section(forecasts: Sequence[CacheForecast]) -> dict[str, Any] | None:
-    """Return what the page's template needs to compare several cache formats, or None if none were compared."""
+    """Return what the page's template needs to compare several cache formats; None if none were compared.
+
+    Returns:
+        A dict with "title", "legend", "titles" of the columns, "rows" of cells, one for each format, "notes" and
+        "source".
+    """
     if not forecasts:
         return None
     return {
@@ -125,7 +140,12 @@ def _notes_of_formats(forecasts: Sequence[CacheForecast]) -> list[tuple[str, Mes
 
 
 def cache_section(forecast: CacheForecast | None) -> dict[str, Any] | None:
-    """Return what the page's template needs to show the forecast of a cache, or None if the check made none."""
+    """Return what the page's template needs to show the forecast of a cache; None if the check made none.
+
+    Returns:
+        A dict with "title", "legend", "titles" of the columns, "rows" of cells, "notes" as pairs of site and text, and
+        "source".
+    """
     if forecast is None:
         return None
     names, rows = _cells(forecast.calls)
@@ -162,7 +182,7 @@ def row_of(call: CacheCall) -> tuple[str, ...]:
 
 
 def titles(call: CacheCall) -> tuple[str, ...]:
-    """Return the titles of the columns of `row_of`."""
+    """Return the titles of the columns of `row_of`: those of all calls, then one for each other way to quantise."""
     columns = [Message(f"cache.table.column.{name}") for name in CACHE_COLUMNS]
     ways = [Message("cache.table.column.qk_norm") if way.name == QK_NORM else way.name for way in call.others]
     return (*columns, *ways)

@@ -16,7 +16,12 @@ def to_json(forecast: CacheForecast) -> str:
 
 
 def forecast_fields(forecast: CacheForecast) -> dict[str, Any]:
-    """Return the fields of a forecast for JSON; beside each sentence stand its `message_id` and `values`."""
+    """Return a forecast as a dict for JSON.
+
+    Returns:
+        The fields of `CacheForecast`; its "calls", "not_measured" and "without_cache" are lists of dicts, in which
+        `message_id` and `values` stand beside each sentence.
+    """
     calls = [
         record_fields(call) | {"blame": [record_fields(blame) | fields(blame.text) for blame in call.blame]}
         for call in forecast.calls

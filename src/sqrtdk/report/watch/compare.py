@@ -23,7 +23,13 @@ SAMPLES_COMPARED = 5  # samples compared: several, so that one batch or one NaN 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One attention in two runs: the median over samples of its worst head's value; None if it was not measured."""
+    """One attention in two runs.
+
+    Attributes:
+        label: Name of the attention.
+        a: The median over the samples of the first run of its worst head's value; None if it was not measured.
+        b: The same of the second run.
+    """
 
     label: str
     a: float | None

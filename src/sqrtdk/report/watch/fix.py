@@ -68,7 +68,12 @@ _FIXES_BY_ID: Mapping[str, str] = {  # id of an alarm's sentence -> the same, wh
 
 
 def alarm_fix(run: Summary, alarm: Alarm) -> str:
-    """Return what to do about an alarm: a call or a command of sqrtdk, or a page's address; "" if nothing helps."""
+    """Return what to do about an alarm, in a few words: a call or a command of sqrtdk, or a page of the documentation.
+
+    Args:
+        run: The run; its other alarms may tell a cause that comes first, such as a wrong scale or a large update.
+        alarm: An alarm of the run.
+    """
     if alarm.name == NONFINITE:
         first = first_nonfinite(run)
         return _fix_nonfinite(run, alarm if first is None or alarm.severity == "note" else first)

@@ -103,7 +103,12 @@ def result(run: Summary) -> tuple[str, str]:
 
 
 def newest(site: Site, column: str) -> str:
-    """Return the worst head's value of a statistic in the newest sample, as text."""
+    """Return the worst head's value of a statistic in the newest sample of an attention, formatted for readers.
+
+    Args:
+        site: The attention.
+        column: Name of the statistic's column in the records.
+    """
     return value_text(column, float(site.worst(column)[0][-1]))
 
 
@@ -221,7 +226,12 @@ def _setting(key: str, value: Any) -> str:
 
 
 def labelled(key: str, of: str) -> Markup:
-    """Return HTML attributes with a label for screen readers in both languages, which the page's script switches."""
+    """Return HTML attributes that label an element for screen readers; the page's script switches the language.
+
+    Args:
+        key: Id of the label in the catalogue, after "watch.page."; it has the part `what`.
+        of: Id of that part, after "watch.page.".
+    """
     label = Message(f"watch.page.{key}", what=Message(f"watch.page.{of}")).text
     return Markup('aria-label="{}" data-label-en="{}" data-label-zh="{}"').format(label.en, label.en, label.zh)
 

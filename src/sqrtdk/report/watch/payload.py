@@ -67,7 +67,10 @@ class NumberBlock:
         return [self._size - flat.size, flat.size]
 
     def text(self) -> str:
-        """Return the block as text: all high bytes, then all low bytes, deflated and in base64."""
+        """Return all numbers that were added as text, for the page's script to decode.
+
+        These are first the high bytes of all numbers, then the low bytes, compressed by zlib and written in base64.
+        """
         pairs = np.concatenate([np.empty(0, "<u2"), *self._parts]).view(np.uint8).reshape(-1, 2)
         planes = np.ascontiguousarray(pairs[:, ::-1].T).tobytes()  # high bytes are alike and compress well together
         return base64.b64encode(zlib.compress(planes)).decode()

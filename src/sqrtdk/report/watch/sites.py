@@ -102,6 +102,6 @@ def sites_of(run: Run) -> Iterator[Site]:
 
 
 def column_numbers(table: Any, column: str) -> Array:
-    """Return a column of a pyarrow table as a NumPy array."""
+    """Return a numeric column of a pyarrow table as a NumPy array, by the name of the column."""
     numbers: Array = table[column].to_numpy()
     return numbers

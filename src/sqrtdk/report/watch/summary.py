@@ -122,12 +122,22 @@ def way_run(how: str) -> str:
 
 
 def samples_with(way: str, count: int) -> Message:
-    """Return a sentence that says how many samples ran in one way, `way` being a key of `Summary.how`."""
+    """Return a sentence that says how many samples of a run were measured in one way.
+
+    Args:
+        way: A key of `Summary.how`, such as "eager".
+        count: Number of the samples.
+    """
     return Message("watch.terminal.samples_with", count=count, what=way_run(way))
 
 
 def alarms_with(severity: str, count: int) -> Message:
-    """Return a sentence that says how many alarms have a severity."""
+    """Return a sentence that says how many alarms have a severity.
+
+    Args:
+        severity: One of `SEVERITY_ORDER`.
+        count: Number of the alarms.
+    """
     return Message("watch.terminal.alarms_with", count=count, what=named("words.severity", severity))
 
 
