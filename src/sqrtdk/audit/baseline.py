@@ -44,12 +44,12 @@ class LedgerLine:
 
     @property
     def key(self) -> tuple[str, int | None]:
-        """The pair that identifies the line."""
+        """The module path of the attention and the index of its call there (None without a call); unique in a ledger."""
         return self.site, self.index
 
     @property
     def judgement(self) -> str:
-        """The verdict, with the mistake."""
+        """The verdict as text, followed by the name of the mistake if there is one: "unexplained: missing"."""
         return f"{self.verdict}: {self.mistake}" if self.mistake else str(self.verdict)
 
 
@@ -94,7 +94,11 @@ class BaselineComparison:
 
 
 def ledger_of(report: CheckReport) -> Ledger:
-    """Return the lines of a report."""
+    """Return the ledger of a report: what a baseline file keeps of it.
+
+    There is one line for each attention that was judged, with its formula, scale ratio (six digits), verdict and the kinds
+    of its findings, and one for each other module path that has a finding. Lines are sorted by path.
+    """
     lines: list[LedgerLine] = []
     rest = {id(finding): finding for finding in report.findings}
     for judged in report.calls:

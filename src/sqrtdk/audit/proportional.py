@@ -37,7 +37,11 @@ MOST_BASE_ERROR = 0.05  # largest error of a base that still identifies a whole 
 
 @contextmanager
 def watch_base_lengths(model: nn.Module) -> Iterator[dict[str, Arguments]]:
-    """Collect by path the base lengths that modules are called with; TorchScript shows none."""
+    """Record within the block the base lengths of proportional attention that modules are called with.
+
+    Yields a dict that fills during the block: from the path of each module whose forward takes such an argument to the
+    values by argument name. TorchScript modules are not watched.
+    """
     modules = {
         path: module
         for path, module in model.named_modules(remove_duplicate=False)

@@ -59,7 +59,11 @@ _IMAGES = ("image_token_id", "image_token_index", "vision_config")  # image toke
 
 
 def lookahead(owners: tuple[Any, ...]) -> float:
-    """Return the declared number of keys after its own that a row sees; 0 if nothing declares any."""
+    """Return the largest number of keys after its own that a query may see by declaration; 0 if nothing declares any.
+
+    Args:
+        owners: Configs and modules whose fields are read, such as the second number of `window_size`.
+    """
     counts = [number_at(owner, name) or 0.0 for owner in owners for name in _LOOKAHEAD]
     counts += [as_number(right) or 0.0 for owner in owners for _, (_, right) in contexts(owner)]
     return max(counts, default=0.0)
@@ -96,7 +100,7 @@ def _declarations(config: Any) -> Iterator[str]:
 
 
 def says_causal(call: AttentionCall, module: nn.Module | None, config: Any) -> bool:
-    """Return whether module or config say that it is causal, and the call has a key of its own for every row."""
+    """Return whether the module or its config declares causal attention, in a call with at least as many keys as queries."""
     return call.query_len <= call.key_len and declares_causal(call, module, config)
 
 
@@ -119,9 +123,18 @@ def declares_causal(call: AttentionCall, module: nn.Module | None, config: Any) 
 
 
 def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:
-    """Yield the fault of a causal call whose rows see later keys, beyond a declared lookahead.
+    """Yield at most one fault: a causal attention whose queries see later keys than are declared.
 
-    If there are more keys than rows, the last row belongs to the last key at the earliest.
+    If there are more keys than queries, the queries are taken to belong to the last keys.
+
+    Args:
+        call: The attention, which is known to be causal.
+        declared: Number of later keys that a query may see, from `lookahead`.
+        static: Whether the run had no values, so that weights on later keys are unknown.
+
+    Yields:
+        Severity "critical", the value, its threshold, the message, the fix and the id of the source. The value is the
+        weight on later keys if it was measured, else the number of later keys that are visible.
     """
     mask, before = call.mask, call.key_len - call.query_len
     message: str | None = None
@@ -208,7 +221,12 @@ def _behind(mask: Mask, least: int, ends: tuple[int, int]) -> Fault | None:
 
 
 def unordered(call: AttentionCall, module: nn.Module | None, config: Any) -> Fault | None:
-    """Return a note if the data picked rows or keys, because the right mask is then unknown; else None."""
+    """Return a note that the right mask is unknown because the data selected queries or keys, or None.
+
+    Returns:
+        Severity "note", the number of queries, the threshold 0, the message, the fix and the id of the source. None if
+        nothing was selected by the data, or if the call has no mask and nothing declares it causal.
+    """
     if not any((stage.name, stage.detail) == ("gather", BY_DATA) for stage in call.stages):
         return None
     if call.mask is None and not says_causal(call, module, config):

@@ -140,7 +140,10 @@ _COPIES = "transformers_modules"
 
 
 def root() -> str:
-    """Return the nearest directory with `.git`, from the working directory upwards; the working directory if none."""
+    """Return the nearest directory that contains `.git`, from the working directory upwards.
+
+    Returns the working directory if there is none, and "" if the working directory was deleted.
+    """
     try:
         here = Path(os.path.realpath(os.getcwd()))
     except OSError:  # the directory was deleted
@@ -154,7 +157,14 @@ def source_files(
     findings: Iterable[Finding],
     missed: Iterable[NotMeasured | NotAttention],
 ) -> tuple[SourceFile, ...]:
-    """Return the known places of the files that the records of a run name, each once."""
+    """Return the place of every source file that the records of a run name, each once; unknown places are left out.
+
+    Args:
+        loaded: The model.
+        calls: Its judged attentions.
+        findings: The findings of the run.
+        missed: Attentions that could not be read, and operations that turned out to be none.
+    """
     top = root()
     config = {} if loaded.home is None else {config_file(loaded.home): str(config_path(loaded.home))}
     texts = [named_at(loaded), *(entry.at for entry in (*findings, *missed))]
@@ -178,7 +188,14 @@ def _in_directory(file: str | None, directory: Path | None) -> str | None:
 
 
 def source_file(file: str, path: str, top: str) -> SourceFile:
-    """Return the place of a file, as seen from the directory `top`."""
+    """Return the record of a source file, with a path that does not depend on this machine where possible.
+
+    Args:
+        file: The name that findings use in `at`.
+        path: Where the file lies.
+        top: Directory of the repository, or "". A file below it that belongs to no installed package gets a path relative
+            to it and the base "root".
+    """
     # Only the directory is resolved: a link to a file lies where the link is.
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     if top and not is_installed(real) and real.startswith(top.rstrip(os.sep) + os.sep):
@@ -189,7 +206,11 @@ def source_file(file: str, path: str, top: str) -> SourceFile:
 
 
 def named_at(loaded: LoadedModel) -> str | None:
-    """Return file and line of what was audited: the config's model type, the factory, or the module's class."""
+    """Return file and line, "file:12", of what was audited, or None if they are unknown.
+
+    It is the line of `model_type` in the config for a model directory, the factory's first line for a factory, and that of
+    the class's forward for any other module.
+    """
     if loaded.home is not None:
         return f"{config_file(loaded.home)}:{model_type_line(read_lines(loaded.home)) or 1}"
     module, _, function = loaded.id.partition(":") if loaded.kind == "factory" else ("", "", "")

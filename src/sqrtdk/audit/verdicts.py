@@ -34,7 +34,10 @@ def layer_of(module: nn.Module | None, rank: int) -> int:
 
 
 def ranks(calls: Iterable[AttentionCall]) -> dict[str, int]:
-    """Return for every site its 0-based place among the sites of the same template, in running order."""
+    """Return for every module path its 0-based rank among the paths that differ from it in numbers alone.
+
+    The order is that of the calls, so "layers.3.attn" of a model that runs its layers in order has rank 3.
+    """
     places: dict[str, dict[str, int]] = {}
     for call in calls:
         alike = places.setdefault(site_template(call.site), {})
@@ -43,7 +46,16 @@ def ranks(calls: Iterable[AttentionCall]) -> dict[str, int]:
 
 
 def layer_pattern(calls: Sequence[AttentionCall], layers: Mapping[str, int]) -> dict[str, str]:
-    """Return how the scale ratio follows the layer number, for every site where it does over at least three layers."""
+    """Return for which modules the scale falls as 1/(layer + 1), or rises as layer + 1.
+
+    Args:
+        calls: The attentions of a run.
+        layers: The 0-based layer number of every site.
+
+    Returns:
+        A dict from site to a message that says so. A site is in it if it shares its path, apart from numbers, with sites of
+        at least three layers that all follow the pattern within 1%.
+    """
     groups: dict[tuple[str, int], dict[str, float]] = {}
     for call in calls:
         if call.scale.ratio is not None and call.scale.ratio > 0:

@@ -217,7 +217,12 @@ def _axis_of_rows(parameter: Tensor, projection: Projection) -> tuple[int, int]:
 
 @contextmanager
 def exchanged_parameters(module: nn.Module, parameters: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let a module hold other tensors in the place of its parameters, wherever it holds them; they are not written."""
+    """Replace parameters of a module by other tensors within the block; the original parameters are not written to.
+
+    Args:
+        module: The module. A parameter that several submodules share is replaced in each of them.
+        parameters: The replacements by the parameter's dotted name.
+    """
     places: list[tuple[nn.Module, str, nn.Parameter]] = []
     try:
         for name, tensor in parameters.items():

@@ -67,7 +67,10 @@ class MaskInput:
 
 
 def contents(subject: Subject) -> list[Content]:
-    """Return the inputs that are content, those with positions first."""
+    """Return the inputs that hold the data of the samples, not masks, positions or lengths.
+
+    Floating-point tensors of 2 to 5 axes and integer tensors of 2 axes count. Those with an axis of positions come first.
+    """
     kept = []
     for name, value in subject.tensors.items():
         if MASK_WORDS.search(name) or _BESIDE_CONTENT.search(name) or value.is_nested or value.dtype is torch.bool:
@@ -93,7 +96,11 @@ def goes_with(name: str, content: Content) -> bool:
 
 
 def mask_inputs(subject: Subject) -> Iterator[MaskInput]:
-    """Yield the inputs that are masks: bool, 0 and 1, or 0 and negative numbers."""
+    """Yield the inputs that are masks: bool, of 0 and 1, or of 0 and negative numbers.
+
+    For a (B, n) mask of bool or of 0 and 1, `hidden` says which positions it hides; for a square or additive mask, and one
+    of more axes, it is None.
+    """
     for name, value in subject.tensors.items():
         if value.is_nested or not value.numel() or not (MASK_WORDS.search(name) or value.dtype is torch.bool):
             continue
@@ -109,7 +116,7 @@ def mask_inputs(subject: Subject) -> Iterator[MaskInput]:
 
 
 def lengths(subject: Subject) -> Iterator[str]:
-    """Yield the names of inputs that are lengths of samples: whole numbers, or shares such as `wav_lens`."""
+    """Yield the names of (B,) inputs that are lengths of samples: numbers of positions, or shares such as `wav_lens`."""
     for name, value in subject.tensors.items():
         if _LENGTH_WORDS.search(name) and value.dim() == 1 and bool((value > 0).all()) and "cu_" not in name:
             yield name
@@ -128,9 +135,10 @@ def restarts(positions: Tensor) -> Tensor:
 
 
 def content_of(subject: Subject, mask: MaskInput) -> list[Content]:
-    """Return the content that a (B, n) mask is about: the content of its shape, and of its name if several fit.
+    """Return the content inputs that a (B, n) mask belongs to; empty if none has its shape.
 
-    `encoder_attention_mask` goes with `encoder_hidden_states`, `attention_mask` with `input_ids`.
+    Among several of its shape the name decides: `encoder_attention_mask` goes with `encoder_hidden_states`, and
+    `attention_mask` with `input_ids`.
     """
     fits = [content for content in contents(subject) if content.tensor.shape[:2] == mask.tensor.shape]
     stem = re.sub(r"(_?(attention|key|padding|pad|features?))*_?mask$", "", mask.name).strip("_")

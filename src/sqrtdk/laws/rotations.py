@@ -128,7 +128,14 @@ class _LawArguments:
 
 
 def declared_rotation(config: Any, module: nn.Module | None, layer: int | None, head_dim: int) -> DeclaredRotation:
-    """Return what a config states about the rotary embedding of a layer."""
+    """Return what a config states about the rotary embedding of a layer: base, rotated width, type and its parameters.
+
+    Args:
+        config: The config.
+        module: The attention's module, or None; it may select the layer's type.
+        layer: 0-based number of the layer, or None.
+        head_dim: Size of a head, of which a declared share is rotated.
+    """
     block = rope_parameters(config, module, layer) or {}
     name = next((name for name in ROPE_BLOCKS if field(config, name) is not None), "")
     places = [(f"{name}.", block), ("", config)]
