@@ -195,8 +195,8 @@ def enlarged(attributes: Iterable[ScaleAttribute], factor: float = PROBE_FACTOR)
     """Multiply scale attributes by `factor` within the block, to see which attentions follow; restore them afterwards.
 
     Args:
-        attributes: Result of `scale_attributes`. Numbers and buffers are multiplied, and switches set to True. Parameters
-            and attributes that can't be set (`store` is None) are left as they are.
+        attributes: Result of `scale_attributes`. Numbers and buffers are multiplied, and switches set to True.
+            Parameters and attributes that can't be set (`store` is None) are left as they are.
         factor: The multiplier.
     """
     restore: list[tuple[MutableMapping[str, Any], str, Any]] = []

@@ -44,7 +44,7 @@ class LedgerLine:
 
     @property
     def key(self) -> tuple[str, int | None]:
-        """The module path of the attention and the index of its call there (None without a call); unique in a ledger."""
+        """The module path and the index of the call there (None without a call); unique in a ledger."""
         return self.site, self.index
 
     @property
@@ -96,8 +96,8 @@ class BaselineComparison:
 def ledger_of(report: CheckReport) -> Ledger:
     """Return the ledger of a report: what a baseline file keeps of it.
 
-    There is one line for each attention that was judged, with its formula, scale ratio (six digits), verdict and the kinds
-    of its findings, and one for each other module path that has a finding. Lines are sorted by path.
+    There is one line for each attention that was judged, with its formula, scale ratio (six digits), verdict and the
+    kinds of its findings, and one for each other module path that has a finding. Lines are sorted by path.
     """
     lines: list[LedgerLine] = []
     rest = {id(finding): finding for finding in report.findings}

@@ -85,8 +85,8 @@ def own_fields(config: Any) -> Mapping[str, Any]:
 def contexts(owner: Any) -> Iterator[tuple[str, Sequence[Any]]]:
     """Yield each pair of context sizes that a config or module declares, as (field name, (before, after)).
 
-    The fields are `window_size` and `att_context_size`; `window_size = (255, 0)` lets a query see 255 keys before its own
-    and none after it. The two numbers are not checked.
+    The fields are `window_size` and `att_context_size`; `window_size = (255, 0)` lets a query see 255 keys before its
+    own and none after it. The two numbers are not checked.
     """
     for name in ("window_size", "att_context_size"):
         pair = field(owner, name)

@@ -49,7 +49,8 @@ class TokenMasks:
             self_attention: Whether q and k come from the same states; None if that is unknown.
 
         Returns:
-            Two bool tensors (B, L) and (B, S), True at tokens and False at padding. Queries without a mask are all tokens.
+            Two bool tensors (B, L) and (B, S), True at tokens and False at padding. Queries without a mask are all
+            tokens.
         """
         if not self.masks or _NOT_TEXT.search(site.lower()):
             return None

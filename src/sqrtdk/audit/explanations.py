@@ -85,7 +85,7 @@ class Evidence:
 
     @property
     def declared_as(self) -> DeclaredAs | None:
-        """"family" if the model's family alone declares the scale, else None."""
+        """The kind of the declaration: "family" if the model's family alone declares the scale, else None."""
         return "family" if self.declaration is not None and self.declaration.of_family else None
 
     @property
@@ -94,7 +94,7 @@ class Evidence:
         return self.of_family and type(self.module).__module__.startswith("transformers.models.")
 
     def unexplained(self, mistake: str, reason: str | None, attribute: str | None = None) -> JudgedCall:
-        """Return the verdict "unexplained" with this mistake (a key of `MISTAKES`); 1/sqrt(head_dim) is the expected scale."""
+        """Return the verdict "unexplained" with a mistake (a key of `MISTAKES`); 1/sqrt(head_dim) is expected."""
         return JudgedCall(self.call, "unexplained", mistake, None, self.textbook, reason, attribute)
 
 

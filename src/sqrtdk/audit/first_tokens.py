@@ -69,8 +69,9 @@ def fewer_tokens(calls: Sequence[AttentionCall], config: Any, length: int) -> in
         length: Number of tokens of that run.
 
     Returns:
-        The first of `LENGTHS` that differs from every number and size of heads, if it is at most half of `length`. None if
-        there are no attentions, if one sees keys by other than their distance, or if the config tells the lengths apart.
+        The first of `LENGTHS` that differs from every number and size of heads, if it is at most half of `length`. None
+        if there are no attentions, if one sees keys by other than their distance, or if the config tells the lengths
+        apart.
     """
     if not calls or not all(in_a_band(call) and not call.blocks for call in calls):
         return None

@@ -168,8 +168,8 @@ def without_input_gains(call: AttentionCall) -> AttentionCall | None:
 
     Returns:
         A copy with the remaining factors and their product as the effective scale, which is None if one of them has no
-        known value (a learned gain on the meta device). None instead of a copy if no factor comes from the data, or if the
-        scale was not read completely.
+        known value (a learned gain on the meta device). None instead of a copy if no factor comes from the data, or if
+        the scale was not read completely.
     """
     if not gained_by_inputs(call) or call.unknown or call.scale.agree is False:
         return None

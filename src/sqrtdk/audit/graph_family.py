@@ -46,8 +46,8 @@ def ask_for_config(run: ModelRun, model: nn.Module, graph: str) -> ModelRun:
         graph: Path of the graph's file, quoted in the proposed fix.
 
     Returns:
-        The run, in which each unexplained scale that fits the family's rule is unmeasured and has a warning that asks for
-        the config. The run itself if no family is recognised or no scale fits.
+        The run, in which each unexplained scale that fits the family's rule is unmeasured and has a warning that asks
+        for the config. The run itself if no family is recognised or no scale fits.
     """
     found = _family(run, model)
     if found is None:

@@ -39,7 +39,7 @@ def random_state(model: nn.Module) -> Iterator[None]:
 
 
 def eval_mode(model: nn.Module) -> AbstractContextManager[None]:
-    """Put a model and all its submodules in evaluation mode within the block, and restore each one's own mode afterwards."""
+    """Put a model and its submodules in evaluation mode within the block; restore each one's mode afterwards."""
     return training_of(model, lambda _: False)
 
 

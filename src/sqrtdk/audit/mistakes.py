@@ -153,7 +153,7 @@ _BY_RANK = sorted(MISTAKES.values(), key=lambda mistake: mistake.rank)
 
 
 def root_factors(call: AttentionCall) -> int:
-    """Return the number of factors of a call's scale that equal 1/sqrt(head_dim) within 1%; two mean that it ran twice."""
+    """Return how many factors of a call's scale equal 1/sqrt(head_dim) within 1%; 2 if it was applied twice."""
     expected = inverse_root(call.head_dim)
     return sum(factor.value is not None and is_close(factor.value, expected) for factor in call.scale.factors)
 

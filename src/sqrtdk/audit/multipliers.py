@@ -215,7 +215,8 @@ def rope_parameters(config: Any, module: nn.Module | None, layer: int | None) ->
 def rope_block(config: Any, module: nn.Module | None, layer: int | None) -> RopeBlock | None:
     """Return what a config states about the rotary embedding of a layer, or None if it states nothing.
 
-    The arguments are those of `rope_parameters`. Lengths and factors that the mapping lacks are taken from the config itself.
+    The arguments are those of `rope_parameters`. Lengths and factors that the mapping lacks are taken from the config
+    itself.
     """
     parameters = rope_parameters(config, module, layer)
     if not parameters:

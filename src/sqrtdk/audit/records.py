@@ -35,8 +35,8 @@ def at_bar(fail_on: str, severity: str, rule: str) -> bool:
     """Return whether a finding counts as a failure under `fail_on`.
 
     Args:
-        fail_on: A severity, "unmeasured" or "never". "unmeasured" counts failures ("fail", "critical") and every attention
-            that could not be judged.
+        fail_on: A severity, "unmeasured" or "never". "unmeasured" counts failures ("fail", "critical") and every
+            attention that could not be judged.
         severity: The severity of the finding.
         rule: The name of its rule.
     """
@@ -194,9 +194,9 @@ class CheckReport(Saved, Shown):
     def outcome(self) -> str:
         """The result in one word, one of `OUTCOMES`; the first of these that applies.
 
-        "failed": a finding fails under `fail_on`. "findings": one is a failure, but `fail_on` lets it pass. "incomplete": an
-        attention could not be judged. "warnings": the worst finding is a warning. Else "passed" if statistics were computed
-        for every attention, and "scales" if for some only the scale was judged.
+        "failed": a finding fails under `fail_on`. "findings": one is a failure, but `fail_on` lets it pass.
+        "incomplete": an attention could not be judged. "warnings": the worst finding is a warning. Else "passed" if
+        statistics were computed for every attention, and "scales" if for some only the scale was judged.
         """
         if self.exit_code:
             return "failed"
@@ -267,7 +267,8 @@ def without_call(message: str) -> str:
 def about_call(call: AttentionCall, findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings that count for the health of a call.
 
-    These are findings at the module of the call that concern this call or all calls there, and findings at its submodules.
+    These are findings at the module of the call that concern this call or all calls there, and findings at its
+    submodules.
     """
 
     def counts(finding: Finding) -> bool:

@@ -100,7 +100,7 @@ def _declarations(config: Any) -> Iterator[str]:
 
 
 def says_causal(call: AttentionCall, module: nn.Module | None, config: Any) -> bool:
-    """Return whether the module or its config declares causal attention, in a call with at least as many keys as queries."""
+    """Return whether module or config declare causal attention, for a call with at least as many keys as queries."""
     return call.query_len <= call.key_len and declares_causal(call, module, config)
 
 

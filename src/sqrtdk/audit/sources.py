@@ -193,8 +193,8 @@ def source_file(file: str, path: str, top: str) -> SourceFile:
     Args:
         file: The name that findings use in `at`.
         path: Where the file lies.
-        top: Directory of the repository, or "". A file below it that belongs to no installed package gets a path relative
-            to it and the base "root".
+        top: Directory of the repository, or "". A file below it that belongs to no installed package gets a path
+            relative to it and the base "root".
     """
     # Only the directory is resolved: a link to a file lies where the link is.
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
@@ -208,8 +208,8 @@ def source_file(file: str, path: str, top: str) -> SourceFile:
 def named_at(loaded: LoadedModel) -> str | None:
     """Return file and line, "file:12", of what was audited, or None if they are unknown.
 
-    It is the line of `model_type` in the config for a model directory, the factory's first line for a factory, and that of
-    the class's forward for any other module.
+    It is the line of `model_type` in the config for a model directory, the factory's first line for a factory, and that
+    of the class's forward for any other module.
     """
     if loaded.home is not None:
         return f"{config_file(loaded.home)}:{model_type_line(read_lines(loaded.home)) or 1}"

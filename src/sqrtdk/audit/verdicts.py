@@ -53,8 +53,8 @@ def layer_pattern(calls: Sequence[AttentionCall], layers: Mapping[str, int]) -> 
         layers: The 0-based layer number of every site.
 
     Returns:
-        A dict from site to a message that says so. A site is in it if it shares its path, apart from numbers, with sites of
-        at least three layers that all follow the pattern within 1%.
+        A dict from site to a message that says so. A site is in it if it shares its path, apart from numbers, with
+        sites of at least three layers that all follow the pattern within 1%.
     """
     groups: dict[tuple[str, int], dict[str, float]] = {}
     for call in calls:

@@ -60,7 +60,7 @@ _LEAST_CACHED_TOKENS = 6  # tokens needed: three for the prefill, three for the 
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield whether decoding step by step with a cache gives the outputs of one pass, one answer for each form of cache.
+    """Yield for each form of cache whether decoding step by step gives the outputs of one pass.
 
     Where keys have empty slots, the first answer says whether these are hidden.
 
@@ -106,8 +106,8 @@ def _of_steps(named: Subject) -> Iterator[LawAnswer]:
 def steps_stay(subject: Subject) -> bool:
     """Return whether decoding in steps with a cache gives the outputs of one pass.
 
-    Only a cache that the model makes itself, or that was given in the inputs, is tried. A decoder behind an encoder is not
-    tried and counts as True, because each step would run the encoder again.
+    Only a cache that the model makes itself, or that was given in the inputs, is tried. A decoder behind an encoder is
+    not tried and counts as True, because each step would run the encoder again.
 
     Raises:
         NotAsked: The steps can't be run.

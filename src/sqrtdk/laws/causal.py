@@ -116,8 +116,8 @@ def _run(subject: Subject, content: Content) -> _CutRun:
 def earlier_stay(subject: Subject) -> bool:
     """Return whether new tokens from the later cut position on, and another seed, change no output before it.
 
-    The result is also kept in `subject.earlier_stay`. Outputs at padding are not compared. If an attention rotates q and
-    k, the run is traced and kept in `subject.traced_cut`.
+    The result is also kept in `subject.earlier_stay`. Outputs at padding are not compared. If an attention rotates q
+    and k, the run is traced and kept in `subject.traced_cut`.
     """
 
     def traced_outputs(changes: dict[str, Tensor]) -> Outputs:

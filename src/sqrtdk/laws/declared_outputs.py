@@ -68,7 +68,7 @@ class _Taker:
 
 
 def of_gates(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield whether the factor on v and the gate on the output that a config declares show in the run of each attention.
+    """Yield for each attention whether the factor on v and the output gate that the config declares show in its run.
 
     The first call of each attention is compared. Attentions whose config declares neither have no answer.
     """

@@ -66,7 +66,7 @@ def offset_argument(subject: Subject) -> str | None:
 
 
 def switches(subject: Subject) -> dict[str, bool]:
-    """Return the arguments of forward that ask for a cache, such as `use_cache`, each with the value True; may be empty."""
+    """Return the arguments of forward that ask for a cache, such as `use_cache`, each with the value True."""
     return {name: True for name in forward_arguments(subject.module) if _CACHE_SWITCH.search(name)}
 
 
@@ -229,8 +229,8 @@ def misaligned(step: Subject, rows: int, cached: int) -> tuple[str, Message] | N
         cached: Number of tokens in the cache, for the message.
 
     Returns:
-        The module path of the attention, and a message: the attention has no more keys than queries, so the cache is not
-        used, or its causal mask is aligned to the first key, although cached keys come before the queries.
+        The module path of the attention, and a message: the attention has no more keys than queries, so the cache is
+        not used, or its causal mask is aligned to the first key, although cached keys come before the queries.
     """
     with trace(step.module, stats=False, numeric=False) as traced:
         step.run({})

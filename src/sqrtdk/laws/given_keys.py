@@ -145,8 +145,8 @@ def _unlike(full: Outputs, step: Outputs, content: Content, cached: int) -> Tens
 def empty_slots(subject: Subject) -> LawAnswer | None:
     """Return the answer whether queries see cache slots that were never written, or None if no attention has slots.
 
-    Runs the model once under a trace. If such keys are visible, the answer is broken with a warning at the first attention
-    that sees some.
+    Runs the model once under a trace. If such keys are visible, the answer is broken with a warning at the first
+    attention that sees some.
     """
     if not any(_has_slots(judged.call) for judged in subject.calls):
         return None

@@ -69,7 +69,8 @@ class MaskInput:
 def contents(subject: Subject) -> list[Content]:
     """Return the inputs that hold the data of the samples, not masks, positions or lengths.
 
-    Floating-point tensors of 2 to 5 axes and integer tensors of 2 axes count. Those with an axis of positions come first.
+    Floating-point tensors of 2 to 5 axes and integer tensors of 2 axes count. Those with an axis of positions come
+    first.
     """
     kept = []
     for name, value in subject.tensors.items():
@@ -98,8 +99,8 @@ def goes_with(name: str, content: Content) -> bool:
 def mask_inputs(subject: Subject) -> Iterator[MaskInput]:
     """Yield the inputs that are masks: bool, of 0 and 1, or of 0 and negative numbers.
 
-    For a (B, n) mask of bool or of 0 and 1, `hidden` says which positions it hides; for a square or additive mask, and one
-    of more axes, it is None.
+    For a (B, n) mask of bool or of 0 and 1, `hidden` says which positions it hides; for a square or additive mask, and
+    one of more axes, it is None.
     """
     for name, value in subject.tensors.items():
         if value.is_nested or not value.numel() or not (MASK_WORDS.search(name) or value.dtype is torch.bool):
@@ -116,7 +117,7 @@ def mask_inputs(subject: Subject) -> Iterator[MaskInput]:
 
 
 def lengths(subject: Subject) -> Iterator[str]:
-    """Yield the names of (B,) inputs that are lengths of samples: numbers of positions, or shares such as `wav_lens`."""
+    """Yield the names of (B,) inputs that are lengths of samples: whole numbers, or shares such as `wav_lens`."""
     for name, value in subject.tensors.items():
         if _LENGTH_WORDS.search(name) and value.dim() == 1 and bool((value > 0).all()) and "cu_" not in name:
             yield name

@@ -47,7 +47,7 @@ _LOSS = re.compile(r"loss|(^|_)aux")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield two answers: whether a sample has the same outputs alone as in a batch, and in training mode as in eval mode.
+    """Yield two answers: are outputs the same alone as in a batch, and in training mode as in evaluation mode?
 
     Dropout is off in training mode. A comparison that can't be made gives the answer "not asked" with the reason.
     """

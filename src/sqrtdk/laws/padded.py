@@ -48,7 +48,7 @@ def mask_name(subject: Subject, content: Content) -> str | None:
 
 
 def takes_positions(subject: Subject, content: Content) -> bool:
-    """Return whether forward takes `position_ids` for this content; False for the content of a decoder with its own name."""
+    """Return whether forward takes `position_ids` for this content; False for `decoder_...` content."""
     return _POSITION_INPUT in forward_arguments(subject.module) and not content.name.startswith("decoder")
 
 
@@ -142,8 +142,8 @@ def _pad_id(subject: Subject) -> int | None:
 def self_attentions(subject: Subject, content: Content) -> list[AttentionCall]:
     """Return the self-attention calls with as many queries as the content has positions.
 
-    If a mask hides positions of the content, the model runs once more, with a mask that hides none, and the calls of that
-    run are returned. Attentions of the encoder are left out for the content of a decoder.
+    If a mask hides positions of the content, the model runs once more, with a mask that hides none, and the calls of
+    that run are returned. Attentions of the encoder are left out for the content of a decoder.
     """
     calls = list(calls_inside(subject, None))
     name = mask_name(subject, content)

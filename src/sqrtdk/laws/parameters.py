@@ -64,8 +64,8 @@ class _HeldParameter:
 def ask(subject: Subject) -> Iterator[LawAnswer]:
     """Yield whether what an attention holds beside its projections (sinks, gains, gates) influences its output.
 
-    There is a broken answer for each parameter or submodule without influence; if there are none, one answer that the law
-    is kept.
+    There is a broken answer for each parameter or submodule without influence; if there are none, one answer that the
+    law is kept.
 
     Raises:
         NotAsked: There is nothing to ask, or outputs of 0 decide nothing.

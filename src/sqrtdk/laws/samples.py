@@ -96,7 +96,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
 
 
 def of_given_lengths(found: Batches) -> bool:
-    """Return whether each output of three or more axes has an axis as long as some input, rather than one of its own length."""
+    """Return whether each output of three or more axes has an axis (beyond the batch) as long as some input."""
     given = {content.length for content in contents(found.many)}
     outputs = (found.many.base[name] for name in found.names)
     return all(x.dim() < 3 or not given.isdisjoint(x.shape[1:]) for x in outputs)
@@ -114,7 +114,7 @@ def same_alone(found: Batches) -> bool:
 
 
 def others_differ(found: Batches) -> bool:
-    """Return whether some sample of the batch has other outputs than the compared one, so that outputs follow the content."""
+    """Return whether some sample of the batch has other outputs than the compared one, beyond rounding."""
     before, own = found.many.base, slice(found.stays, found.stays + 1)
     return any(bool(moved_entries(one := before[name], one[own].expand_as(one)).any()) for name in found.names)
 

@@ -31,8 +31,8 @@ AGAIN_IF_LARGE = (1,)
 def steady(subject: Subject) -> bool:
     """Return whether a second run in evaluation mode, with another seed, gives the same outputs up to rounding.
 
-    The result is kept in `subject.steady`. A traced run with that seed saves the second run if its outputs agree; if they
-    do not, a plain run decides, because a trace may use other kernels.
+    The result is kept in `subject.steady`. A traced run with that seed saves the second run if its outputs agree; if
+    they do not, a plain run decides, because a trace may use other kernels.
     """
     if subject.steady is None:
         seed, traced = subject.seed + 1, subject.traced
@@ -76,8 +76,8 @@ def confirmed(ask: Callable[[], list[LawAnswer]], subject: Subject, *, large: bo
 def outputs_move(subject: Subject) -> bool:
     """Return whether some output changes with the content of the inputs; the result is kept in `subject.moves`.
 
-    Runs the model once with other content, unless a law has already seen it. If there is no content to change, an output
-    with unequal numbers counts as one that does.
+    Runs the model once with other content, unless a law has already seen it. If there is no content to change, an
+    output with unequal numbers counts as one that does.
     """
     if subject.moves is None:
         changes = {one.name: other_content(subject, one, _everywhere(one)) for one in contents(subject)}

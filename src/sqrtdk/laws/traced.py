@@ -125,8 +125,8 @@ def _beside(module: nn.Module, site: str) -> list[str]:
 def may_end_early(module: nn.Module) -> bool:
     """Return whether a run may be stopped before its last module without leaving weights in a wrong place.
 
-    False with hooks of accelerate and modules of `torch.distributed` such as FSDP, which move weights back at the end of
-    the enclosing modules.
+    False with hooks of accelerate and modules of `torch.distributed` such as FSDP, which move weights back at the end
+    of the enclosing modules.
     """
     parts = list(module.modules())
     kinds = {cls.__module__ for part in parts for cls in type(part).__mro__}
@@ -138,8 +138,8 @@ def may_end_early(module: nn.Module) -> bool:
 def ended_after(module: nn.Module, paths: Collection[str]) -> Iterator[None]:
     """Stop the forward pass within the block, with `RunEnded`, once the first calls of all these modules have returned.
 
-    Enter it after other hooks, so that these see the last call. The run is not stopped if `paths` is empty, contains "" or
-    a path without a module, or if `may_end_early` is False.
+    Enter it after other hooks, so that these see the last call. The run is not stopped if `paths` is empty, contains ""
+    or a path without a module, or if `may_end_early` is False.
 
     Args:
         module: The model.

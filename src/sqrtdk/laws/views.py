@@ -89,7 +89,7 @@ def _rows(cells: Tensor, features: int, order: Sequence[int], channels_first: bo
 
 
 def merged_right(rows: Tensor, cells: Tensor) -> bool:
-    """Return whether every merged row that belongs to a changed row of a head has moved; other rows may have moved as well.
+    """Return whether every merged row that belongs to a changed row of a head has moved; others may have, too.
 
     Args:
         rows: Which rows of the merged output moved, (B L,) or (L B,).
