@@ -133,9 +133,14 @@ def divided_cosine(call: AttentionCall) -> bool:
 
 
 def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> ComputedRule | None:
-    """Return the rule that admits a fixed gain on the cosine of q and k, or None.
+    """Return the rule that admits a fixed gain on the cosine of q and k, or None if it does not apply.
 
-    A cosine is at most 1, so it takes a gain above 1 to let the softmax choose; one below 1 would only flatten it.
+    A cosine is at most 1, so it takes a gain above 1 for the softmax to be selective; one below 1 would only flatten
+    it.
+
+    Args:
+        call: The attention; the rule applies if q and k are normalised to unit length.
+        effective: The scale that ran, one value for all heads or one for each; all must be at least 1.
     """
     low, high = min(effective), max(effective)
     if norm_of_q_and_k(call) != "l2" or low < 1.0:

@@ -112,7 +112,11 @@ def supports_sdpa(model: nn.Module) -> bool:
 
 @contextmanager
 def implementation(model: Any, name: str) -> Iterator[None]:
-    """Switch a transformers model to an attention implementation within the block.
+    """Switch a transformers model to an attention implementation within the block, and back afterwards.
+
+    Args:
+        model: The model.
+        name: "eager", "sdpa" or another name that transformers knows.
 
     Raises:
         UnsupportedError: The model can't run it, or fixes its implementation when it is built.

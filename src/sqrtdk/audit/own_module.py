@@ -138,7 +138,12 @@ def _masks(model: nn.Module) -> dict[str, Tensor]:
 
 
 def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -> LoadedModel:
-    """Return a module with its inputs as a `LoadedModel`; with `static`, a copy on meta.
+    """Return a module with its inputs as a `LoadedModel`.
+
+    Args:
+        model: The module.
+        inputs: Its inputs; None makes some from its config.
+        options: With `static`, the result is a copy on the meta device; so it is if the inputs have no values.
 
     Raises:
         InvalidValueError: An option applies to names only, or there are no inputs and no config to make them from.

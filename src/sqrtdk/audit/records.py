@@ -243,9 +243,13 @@ def has_nonfinite(call: AttentionCall) -> bool:
 
 
 def with_calls_named(findings: Iterable[Finding], sites: Iterable[str]) -> tuple[Finding, ...]:
-    """Return the findings; a message on one of several calls at a site says which, as "(call 2 of 12 here)".
+    """Return the findings, with the number of the call in the messages where a module was called several times.
 
-    `sites` has the site of each call, so one that is called twice is in it twice. ALBERT calls one layer twelve times.
+    A finding on one call of such a module ends in "(call 2 of 12 here)"; ALBERT calls one layer twelve times.
+
+    Args:
+        findings: The findings of a run.
+        sites: The module path of every call, repeated as often as the module was called.
     """
     calls = Counter(sites)
 

@@ -70,11 +70,16 @@ def lookahead(owners: tuple[Any, ...]) -> float:
 
 
 def may_see_ahead(owners: tuple[Any, ...], model_config: Any, mask: Mask | None) -> str | None:
-    """Return what declares that rows see later keys, or None; for a declared number of keys see `lookahead`.
+    """Return what declares that queries may see later keys, or None; for a declared number of keys see `lookahead`.
 
-    `owners` are the module and the config that govern the call, nearest first. `model_config` is the config of the
-    whole model. Its image fields declare blocks of tokens that see one another. They do not declare a mask that shows
-    every row one key too many, nor a missing mask.
+    Args:
+        owners: The module and the config that govern the call, nearest first.
+        model_config: The config of the whole model. Its image fields declare blocks of tokens that see one another,
+            which explains a mask that is no band.
+        mask: The mask of the call, or None.
+
+    Returns:
+        The name of the field or attribute.
     """
     said = next(chain.from_iterable(map(_declarations, owners)), None)
     if said is None and mask is not None and mask.band is False:
@@ -105,11 +110,16 @@ def says_causal(call: AttentionCall, module: nn.Module | None, config: Any) -> b
 
 
 def declares_causal(call: AttentionCall, module: nn.Module | None, config: Any) -> bool:
-    """Return whether module or config say that it is causal, and the call is one to which that applies.
+    """Return whether module or config declare causal attention, and the call is one to which that applies.
 
-    There may be more rows than keys, as in a ring buffer: `cache[:, :, position % window] = k`. A module that says both
-    that it is causal and that it is no decoder (BridgeTower's) counts as neither. "is a decoder" counts for
-    self-attention only, since all attentions of a decoder say so.
+    That is self-attention over positions with at least two queries. There may be more queries than keys, as in a ring
+    buffer: `cache[:, :, position % window] = k`. A module that says both that it is causal and that it is no decoder
+    (BridgeTower's) counts as neither.
+
+    Args:
+        call: The attention.
+        module: Its module: attributes such as `is_causal` and `is_decoder` are read.
+        config: The config that governs it; `is_decoder` counts if the module does not say.
     """
     if call.axis != "positions" or call.self_attention is False or call.query_len < 2:
         return False
@@ -152,10 +162,15 @@ def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:
 
 
 def shape_fault(call: AttentionCall, declared: float, tokens: int) -> Fault | None:
-    """Return the fault in the shape of a self-attention's visible keys, by the least and greatest i - j, or None.
+    """Return the fault in the shape of the keys that the queries of a self-attention see, or None.
 
-    `declared` is the declared number of later keys that a row sees. `tokens` is the number of keys without padding in
-    the longest sequence: rows that see all of these see all that there are.
+    The shape is given by the least and greatest distance i - j of visible pairs. Faults are an inverted mask and a
+    boundary that is not where the masks of known models have it.
+
+    Args:
+        call: The attention; only masks of equally many queries and keys are judged.
+        declared: Number of later keys that a query may see, see `lookahead`.
+        tokens: Number of keys without padding in the longest sequence; queries that see these see all there are.
     """
     mask, rows = call.mask, call.query_len
     if mask is None or mask.least is None or mask.greatest is None:

@@ -97,9 +97,14 @@ def config_file(home: Path) -> str:
 
 
 def declared_at(judged: JudgedCall, home: Path | None, lines: Lines) -> str | None:
-    """Return file and line of the fields that declare a call's scale; of the model type if a field has its default.
+    """Return file and line of the config's fields that declare a call's scale, "config.json:12, config.json:14", or None.
 
-    `home` is the model's config, or the directory that holds it; `lines` are the config's, from `read_lines`.
+    For a field that has its default, it is the line of `model_type`.
+
+    Args:
+        judged: The call, with `declared_by`.
+        home: The model's config, or the directory that holds it; None if there is none.
+        lines: The lines of the config's fields, from `read_lines`.
     """
     if judged.declared_by is None or home is None:
         return None

@@ -106,9 +106,15 @@ def siblings_text(number: int) -> str:
 def judge_all(
     calls: Sequence[AttentionCall], model: nn.Module, arguments: Mapping[str, Arguments] = {}
 ) -> tuple[JudgedCall, ...]:
-    """Judge every call of a run; the calls together show patterns over the layers that no single call shows.
+    """Judge every attention call of a run; patterns over the layers, which no single call shows, are taken into account.
 
-    `arguments` holds by site those that the module was called with (`watch_base_lengths`).
+    Args:
+        calls: The calls, in running order.
+        model: The model.
+        arguments: By module path, the base lengths that the module was called with (`watch_base_lengths`).
+
+    Returns:
+        One judged call for each call, in the same order.
     """
     rank = ranks(calls)
     layers = {site: layer_of(module_at(model, site), place) for site, place in rank.items()}

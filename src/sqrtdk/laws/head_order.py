@@ -58,7 +58,14 @@ class HeadMove:
 
 
 def new_places(heads: int, groups: int) -> tuple[list[int], list[int]]:
-    """Return the head that each query head becomes, and the same for the heads of keys and values.
+    """Return a permutation of query heads and of key heads that keeps each query head with its key head.
+
+    Args:
+        heads: Number of query heads, a multiple of `groups`.
+        groups: Number of key heads.
+
+    Returns:
+        For each query head the index that it gets, and the same for the heads of keys and values.
 
     Example:
         >>> new_places(4, 2), new_places(3, 1), new_places(2, 2)
@@ -71,7 +78,11 @@ def new_places(heads: int, groups: int) -> tuple[list[int], list[int]]:
 
 
 def move_heads(subject: Subject, call: CallTensors) -> HeadMove:
-    """Return the move of an attention's heads.
+    """Return a permutation of an attention's heads, with the weights that carry it out.
+
+    Args:
+        subject: The model.
+        call: The attention with its q, k and v, which must be rows of projection weights.
 
     Raises:
         NotAsked: q, k or v of a head is not known rows of a weight, or the heads make no groups.

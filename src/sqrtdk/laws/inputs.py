@@ -62,7 +62,7 @@ class MaskInput:
     inverted: bool = False  # 1 marks padding
 
     def hiding(self, hidden: Tensor) -> Tensor:
-        """Return the mask that hides other positions, in its own dtype and with its own numbers."""
+        """Return a mask of the same dtype and convention that hides the positions where `hidden` (B, n) is True."""
         return (hidden if self.inverted else ~hidden).to(self.tensor.dtype)
 
 
@@ -151,11 +151,21 @@ def content_of(subject: Subject, mask: MaskInput) -> list[Content]:
 def other_content(
     subject: Subject, content: Content, where: Tensor, salt: int = 1, *, specials: bool = False
 ) -> Tensor:
-    """Return the content with other values at the marked positions (B, n), or in the marked samples (B,).
+    """Return a copy of a content input with other values at some positions.
 
-    Ids are drawn from those in the inputs, except the largest. Special ids (the config's `pad_token_id` and alike) are
-    never drawn, because models count tokens and find their output by them. Positions with special ids keep them, unless
-    `specials` is set.
+    Ids are drawn from those in the inputs, except the largest, because some models look for it. Special ids (the
+    config's `pad_token_id` and the like) are never drawn. Features and pixels become noise with the mean and the
+    standard deviation of the whole input.
+
+    Args:
+        subject: The model; its seed is that of the draw.
+        content: The input.
+        where: True at the positions (B, n) or samples (B,) to change.
+        salt: Added to the seed, for different draws.
+        specials: Whether positions that hold special ids are changed as well.
+
+    Returns:
+        A tensor of the same shape and dtype; the input itself if it has too few different ids to choose from.
     """
     value = content.tensor
     marked = where.to(value.device).reshape(where.shape + (1,) * (value.dim() - where.dim())).expand_as(value)

@@ -192,10 +192,13 @@ def position_axes(outputs: Mapping[str, Tensor], batch: int, length: int) -> dic
 
 
 def is_logits(tensor: Tensor, length: int) -> bool:
-    """Return whether the tensor may hold logits before their mask, (B, H, n, n): a row has a number for every key.
+    """Return whether an output may hold unmasked attention logits (B, H, n, n) rather than attention weights.
 
-    x-transformers returns them as `pre_softmax_attn`. A tensor without negative numbers
-    is not taken for logits: it may hold attention weights.
+    x-transformers returns them as `pre_softmax_attn`.
+
+    Args:
+        tensor: The output. Without negative numbers it is taken for weights.
+        length: Number of positions n.
     """
     return tensor.dim() == 4 and tensor.shape[2:] == (length, length) and bool((tensor < 0).any())
 

@@ -33,10 +33,15 @@ class Padded:
 
 
 def mask_name(subject: Subject, content: Content) -> str | None:
-    """Return the argument that hides padding among the tokens, of the inputs or of a Hugging Face forward, or None.
+    """Return the argument of forward that hides padding among the tokens, or None.
 
-    The decoder of an encoder-decoder model begins with one token. Nobody pads before it, unless the inputs have a mask
-    for it.
+    It is a mask among the inputs that belongs to the content, or else `attention_mask` of a Hugging Face forward. None
+    for the decoder of an encoder-decoder model unless the inputs have a mask for it, because nobody pads before its
+    first token.
+
+    Args:
+        subject: The model with its inputs.
+        content: The tokens.
     """
     for mask in mask_inputs(subject):
         if mask.hidden is not None and any(one.name == content.name for one in content_of(subject, mask)):

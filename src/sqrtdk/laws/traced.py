@@ -61,7 +61,14 @@ class Traced:
 
 
 def traced(subject: Subject, *, seed: int | None = None) -> Traced:
-    """Return the traced run for the unchanged inputs; it is run once, with this seed or the subject's own, and kept."""
+    """Return the traced run for the unchanged inputs, with the inputs and outputs of the modules around its attentions.
+
+    It is run when first asked for, and kept in `subject.traced`.
+
+    Args:
+        subject: The model.
+        seed: Seed of the run if it is not kept yet; None for the subject's own.
+    """
     if subject.traced is None:
         passages: dict[str, Passage] = {}
         paths = {path for judged in subject.calls for path in upwards(judged.call.site)}
@@ -76,7 +83,15 @@ def traced(subject: Subject, *, seed: int | None = None) -> Traced:
 
 
 def run_traced(subject: Subject, changes: Mapping[str, Any] | None = None, *, seed: int | None = None) -> Traced:
-    """Run the model and keep the tensors of each attention.
+    """Run the model under a trace that keeps the tensors of each attention.
+
+    Args:
+        subject: The model.
+        changes: Inputs to replace, by name; None for none.
+        seed: Seed of the run; None for the subject's own.
+
+    Returns:
+        The tensors of each attention by (site, index), the outputs, and the parameters that nothing read.
 
     Raises:
         NotAsked: The model raises.
