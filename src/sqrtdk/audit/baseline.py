@@ -89,7 +89,7 @@ class BaselineComparison:
 
     @property
     def exit_code(self) -> int:
-        """1 if a change fails, else 0."""
+        """The exit status of the command: 1 if a change fails at the comparison's `fail_on`, else 0."""
         return int(any(change.fails for change in self.changes))
 
 

@@ -185,7 +185,7 @@ def _factors_of_twice(call: AttentionCall) -> str:
 def name_mistake(
     call: AttentionCall, effective: float, length: float = 1.0, layered: str | None = None
 ) -> tuple[str, str | None]:
-    """Return the mistake that explains an effective scale, and how it was distinguished from others with the same value.
+    """Return the mistake that explains an effective scale, and how it was told from others with the same value.
 
     Args:
         call: The attention, whose sizes and factors are the evidence.

@@ -284,10 +284,14 @@ def about_call(call: AttentionCall, findings: Iterable[Finding]) -> tuple[Findin
 
 
 def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
-    """Return one of `HEALTH`: the severity of the worst finding about the call, see `about_call`, else "ok".
+    """Return one of `HEALTH`: the severity of the worst finding about a call, or "ok" without findings.
 
-    It is "critical" if the call's numbers are not finite, even if the finding names another site, where they begin. It
-    is "unmeasured" if nothing failed but the scale could not be judged or no statistics were taken.
+    It is "critical" if the call's numbers are not finite, even if the finding names the module where they begin. It is
+    "unmeasured" if nothing failed, but the scale could not be judged or no statistics were computed.
+
+    Args:
+        judged: The call.
+        findings: The findings of the whole run; `about_call` selects those that count.
     """
     if has_nonfinite(judged.call):
         return "critical"
@@ -298,6 +302,6 @@ def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
 
 
 def with_health(calls: Iterable[JudgedCall], findings: Iterable[Finding]) -> tuple[JudgedCall, ...]:
-    """Return the calls, each with its health by these findings."""
+    """Return copies of the calls, in the same order, with `health` decided from the findings of the whole run."""
     every = tuple(findings)
     return tuple(replace(judged, health=health(judged, every)) for judged in calls)

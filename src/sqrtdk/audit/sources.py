@@ -25,7 +25,14 @@ from sqrtdk.tracing.tape.places import file_of, first_line, is_installed
 
 
 def of_scale(call: AttentionCall, mistake: str | None = None) -> str | None:
-    """Return file and line of each factor of the scale; of the product if no factor exists, or if one is missing."""
+    """Return the source lines that compute a call's scale, "myport.py:14, myport.py:20", or None if they are unknown.
+
+    These are the lines of its factors. Without any, it is the line of the product of q and k, or else of the softmax.
+
+    Args:
+        call: The attention.
+        mistake: The mistake of its scale; for "missing" the product's line is returned, where the factor belongs.
+    """
     factors = () if mistake == "missing" else (factor.at for factor in call.scale.factors)
     return join_lines(factors) or call.product_at or call.softmax_at
 
@@ -36,7 +43,12 @@ def of_loss(call: AttentionCall) -> str | None:
 
 
 def join_lines(texts: Iterable[str | None], by: str = ", ") -> str | None:
-    """Join the texts that are not empty, each once; None if there are none."""
+    """Join texts such as "myport.py:14", each once and in order; return None if all are None or empty.
+
+    Args:
+        texts: The texts.
+        by: The separator.
+    """
     return by.join(dict.fromkeys(text for text in texts if text)) or None
 
 
@@ -97,9 +109,9 @@ def config_file(home: Path) -> str:
 
 
 def declared_at(judged: JudgedCall, home: Path | None, lines: Lines) -> str | None:
-    """Return file and line of the config's fields that declare a call's scale, "config.json:12, config.json:14", or None.
+    """Return file and line of the config's fields that declare a call's scale, "config.json:12", or None.
 
-    For a field that has its default, it is the line of `model_type`.
+    Several are joined by commas. For a field that has its default, it is the line of `model_type`.
 
     Args:
         judged: The call, with `declared_by`.
@@ -126,7 +138,12 @@ def _sentences(text: object) -> Iterator[Message]:
 
 
 def model_type_line(lines: Lines, parts: list[str] | None = None) -> int | None:
-    """Return the line of the model type: of the model, or of the part of a composite that a site's parts name."""
+    """Return the line number of `model_type` in a config file, or None if the file does not have it.
+
+    Args:
+        lines: The lines of the config's fields, from `read_lines`.
+        parts: Words of a module path; in a composite config, they select the part that the module belongs to.
+    """
     return _line(lines, ("model_type",), parts or [])
 
 

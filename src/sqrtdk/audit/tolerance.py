@@ -38,7 +38,7 @@ def are_close(values: Sequence[float], expected: Sequence[float]) -> bool:
 
 
 def scales_of(call: AttentionCall) -> tuple[float, ...]:
-    """Return the effective scale of a call as a tuple: one value for all heads, or one per head; empty if it was not read."""
+    """Return the effective scale of a call: (value,) for all heads or one value per head; () if it was not read."""
     return call.scale.per_head or (() if call.scale.effective is None else (call.scale.effective,))
 
 

@@ -20,12 +20,20 @@ LEAST_LAYERS = 3  # two ratios fit c / (layer + 1) or c * (layer + 1) by chance
 
 
 def site_template(site: str) -> str:
-    """Replace the numbers in a site: "model.layers.#.self_attn" is the same place in all layers."""
+    """Return a module path with its numbers replaced by "#".
+
+    "model.layers.#.self_attn" is the same place in all layers.
+    """
     return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "#", site)
 
 
 def layer_of(module: nn.Module | None, rank: int) -> int:
-    """Return the 0-based layer number: the module's own `layer_idx` or alike, else its rank among sites of its kind."""
+    """Return the 0-based layer number of a module.
+
+    Args:
+        module: The attention's module; its `layer_idx`, `layer_id` or `layer_index` comes first.
+        rank: The number otherwise: the module's rank among those whose paths differ in numbers alone, see `ranks`.
+    """
     for name in ("layer_idx", "layer_id", "layer_index"):
         value = field(module, name)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -106,7 +114,7 @@ def siblings_text(number: int) -> str:
 def judge_all(
     calls: Sequence[AttentionCall], model: nn.Module, arguments: Mapping[str, Arguments] = {}
 ) -> tuple[JudgedCall, ...]:
-    """Judge every attention call of a run; patterns over the layers, which no single call shows, are taken into account.
+    """Judge every attention call of a run, with regard to patterns over the layers that no single call shows.
 
     Args:
         calls: The calls, in running order.

@@ -47,7 +47,7 @@ class LawReport:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of the broken answers, in their order: where a law is violated, how severely, and how to mend it."""
+        """The findings of the broken answers, in their order: where and how severely a law is violated, and the fix."""
         return tuple(answer.finding for answer in self.broken if answer.finding is not None)
 
     def __repr__(self) -> str:

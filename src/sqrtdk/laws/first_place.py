@@ -147,11 +147,12 @@ def in_encoder(path: str) -> bool:
 
 
 def taken_by(subject: Subject, site: str, batch: int, length: int) -> Tensor | None:
-    """Return the hidden states that the attention at a path, or a module around it, receives as input; None if not found.
+    """Return the hidden states that an attention, or a module around it, receives as input; None if not found.
 
     Args:
         subject: The model, which is run once.
-        site: Path of the attention. The modules that enclose it are asked first, the innermost before the others.
+        site: Path of the attention. It and the modules around it, except the model itself, are asked, the innermost
+            first.
         batch: Batch size B.
         length: Number of tokens n.
 

@@ -27,7 +27,7 @@ class Pace:
 
     @property
     def is_up(self) -> bool:
-        """Whether another run, if it takes as long as the last one, would exceed the time limit; False without a limit."""
+        """Whether another run as long as the last one would exceed the time limit; False without a limit."""
         return self.most is not None and time.monotonic() - self._began + self.run_seconds > self.most
 
     @contextmanager
@@ -38,7 +38,7 @@ class Pace:
         self.run_seconds = time.monotonic() - start
 
     def left(self, runs: int) -> Message | None:
-        """Return the time that further runs will take as text in seconds or minutes, or None if it is too short to mention.
+        """Return how long further runs will take as text in seconds or minutes, or None if that is too short to mention.
 
         Args:
             runs: Number of runs that are left; the time limit, if there is one, bounds the result.

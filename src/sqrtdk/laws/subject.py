@@ -106,7 +106,7 @@ class Subject:
 
     @property
     def base(self) -> Outputs:
-        """The floating-point outputs for the unchanged inputs, by name; computed by one run when first read, then kept."""
+        """The outputs for the unchanged inputs, by name; computed by one run when first read, then kept."""
         if self._base is None:
             self._base = next((y for inputs, y in self.rows if _are_equal(inputs, self.inputs)), None)
         if self._base is None:

@@ -43,7 +43,7 @@ _AXIS_MESSAGES: dict[CallFault, str] = {
 
 
 def on_scales(model: nn.Module, calls: tuple[JudgedCall, ...], mode: str) -> Iterator[Finding]:
-    """Yield the findings of the rules `scale_ledger` and `declared_vs_actual` for the calls of a graph that was not run.
+    """Yield the findings of `scale_ledger` and `declared_vs_actual` for the calls of an exported graph.
 
     Args:
         model: The modules that the graph names.
