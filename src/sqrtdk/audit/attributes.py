@@ -119,7 +119,16 @@ def _stored(owner: nn.Module, name: str) -> tuple[Any, MutableMapping[str, Any] 
 
 
 def scale_attributes(module: nn.Module | None, heads: int) -> tuple[ScaleAttribute, ...]:
-    """Return the scale-like attributes of a module, and of the direct children that may hold the softmax's scale."""
+    """Return the attributes of a module, and of its direct children, that may hold the scale of its softmax.
+
+    Args:
+        module: The module of the attention, or None.
+        heads: Number of query heads, which decides whether a tensor can hold one scale for each head.
+
+    Returns:
+        Numbers with a name of `SCALE_ATTRIBUTES`, and switches with a name of `FLAGS` that are False. Empty without a
+        module.
+    """
     if module is None:
         return ()
     owners = [("", module), *((name, child) for name, child in module.named_children() if _holds_scale(name, child))]
@@ -138,7 +147,11 @@ def scale_attributes(module: nn.Module | None, heads: int) -> tuple[ScaleAttribu
 
 
 def readings(attribute: ScaleAttribute, head_dim: int) -> Iterator[tuple[str, tuple[float, ...]]]:
-    """Yield every reading of the attribute as an effective scale, with its text."""
+    """Yield every interpretation of an attribute as a scale of the logits: its formula as text, and the values.
+
+    A number `temperature` may be the scale itself or its inverse, "1/temperature"; `head_dim` enters some formulas. The
+    values are one for all heads, or one for each. Yields nothing if the values are unknown (on the meta device).
+    """
     if attribute.values is None:
         return
     if attribute.flag:
@@ -151,7 +164,16 @@ def readings(attribute: ScaleAttribute, head_dim: int) -> Iterator[tuple[str, tu
 def holders(
     attributes: tuple[ScaleAttribute, ...], effective: tuple[float, ...], head_dim: int
 ) -> Iterator[tuple[ScaleAttribute, str]]:
-    """Yield each attribute that has a reading equal to the effective scale, with the text of that reading."""
+    """Yield each attribute that explains the effective scale, with the first reading that does.
+
+    Args:
+        attributes: Result of `scale_attributes`.
+        effective: The scale that ran: one value for all heads, or one for each head.
+        head_dim: Size of a head of q and k.
+
+    Yields:
+        The attribute, and the text of a reading (see `readings`) whose values are within 1% of `effective`.
+    """
     for attribute in attributes:
         for text, values in readings(attribute, head_dim):
             if are_close(effective, values):
@@ -170,7 +192,13 @@ Key = tuple[str, int]  # site and index of a call
 
 @contextmanager
 def enlarged(attributes: Iterable[ScaleAttribute], factor: float = PROBE_FACTOR) -> Iterator[None]:
-    """Multiply numbers and buffers by `factor` and turn switches within the block; restore them afterwards."""
+    """Multiply scale attributes by `factor` within the block, to see which attentions follow; restore them afterwards.
+
+    Args:
+        attributes: Result of `scale_attributes`. Numbers and buffers are multiplied, and switches set to True.
+            Parameters and attributes that can't be set (`store` is None) are left as they are.
+        factor: The multiplier.
+    """
     restore: list[tuple[MutableMapping[str, Any], str, Any]] = []
     changed: set[tuple[int, str]] = set()
     try:
@@ -191,7 +219,16 @@ def enlarged(attributes: Iterable[ScaleAttribute], factor: float = PROBE_FACTOR)
 
 
 def moves(before: Iterable[AttentionCall], after: Iterable[AttentionCall]) -> dict[Key, bool]:
-    """Return for each call whether its scale differs after a change; calls without a readable scale are left out."""
+    """Return for each attention call whether its effective scale changed between two runs.
+
+    Args:
+        before: The calls of the first run.
+        after: The calls of the second run.
+
+    Returns:
+        A dict from (site, index) to whether the two scales differ by more than 1%. A call whose scale could not be read
+        in one of the runs has no entry.
+    """
     scales = {(call.site, call.index): call.scale.effective for call in after}
     pairs = (((call.site, call.index), call.scale.effective) for call in before)
     return {

@@ -44,12 +44,12 @@ class LedgerLine:
 
     @property
     def key(self) -> tuple[str, int | None]:
-        """The pair that identifies the line."""
+        """The module path and the index of the call there (None without a call); unique in a ledger."""
         return self.site, self.index
 
     @property
     def judgement(self) -> str:
-        """The verdict, with the mistake."""
+        """The verdict as text, followed by the name of the mistake if there is one: "unexplained: missing"."""
         return f"{self.verdict}: {self.mistake}" if self.mistake else str(self.verdict)
 
 
@@ -89,12 +89,16 @@ class BaselineComparison:
 
     @property
     def exit_code(self) -> int:
-        """1 if a change fails, else 0."""
+        """The exit status of the command: 1 if a change fails at the comparison's `fail_on`, else 0."""
         return int(any(change.fails for change in self.changes))
 
 
 def ledger_of(report: CheckReport) -> Ledger:
-    """Return the lines of a report."""
+    """Return the ledger of a report: what a baseline file keeps of it.
+
+    There is one line for each attention that was judged, with its formula, scale ratio (six digits), verdict and the
+    kinds of its findings, and one for each other module path that has a finding. Lines are sorted by path.
+    """
     lines: list[LedgerLine] = []
     rest = {id(finding): finding for finding in report.findings}
     for judged in report.calls:
@@ -126,7 +130,15 @@ def _order(line: LedgerLine) -> tuple[Any, ...]:
 
 
 def compare_with_baseline(before: Ledger, report: CheckReport, file: str) -> BaselineComparison:
-    """Compare a report with a baseline, at the report's own `fail_on`.
+    """Compare a report with a baseline.
+
+    Args:
+        before: The ledger of the baseline.
+        report: The report of this run; its `fail_on` decides which changes fail.
+        file: Path of the baseline, for the messages.
+
+    Returns:
+        The changes, those that fail first, and the numbers of unchanged attentions and of attentions without a verdict.
 
     Raises:
         BaselineError: Only one of the two is static, or the run has two calls with the same site and index.
@@ -210,12 +222,14 @@ def same_formula(old: str | None, new: str | None) -> bool:
 
 
 def read_for_update(path: Path, force: bool) -> Ledger | None:
-    """Return the baseline that is to be written anew; None without a file.
+    """Return the baseline that is about to be overwritten, or None if there is no such file.
 
-    A file that is no baseline may be someone's work. `force` gives it up, and None is returned.
+    Args:
+        path: The file.
+        force: Return None, instead of an error, for a file that can't be read as a baseline.
 
     Raises:
-        BaselineError: See `read_baseline`.
+        BaselineError: The file exists but can't be read as a baseline, and `force` is False; see `read_baseline`.
     """
     if not os.path.lexists(path):
         return None
@@ -228,7 +242,11 @@ def read_for_update(path: Path, force: bool) -> Ledger | None:
 
 
 def read_baseline(path: str | os.PathLike[str], model: str = "MODEL") -> Ledger:
-    """Read a baseline, which is an untrusted file. `model` is named in the hint on how to write one.
+    """Read and validate a baseline file.
+
+    Args:
+        path: The file, which is not trusted.
+        model: The model's name, for the hint on how to write a baseline.
 
     Raises:
         BaselineError: The file can't be read, is not a baseline, has another version, or breaks a rule of the format.
@@ -247,10 +265,14 @@ def read_baseline(path: str | os.PathLike[str], model: str = "MODEL") -> Ledger:
 
 
 def from_document(document: Any, what: str) -> Ledger:
-    """Return the ledger that a JSON document holds.
+    """Return the ledger that a parsed JSON document holds.
+
+    Args:
+        document: Result of `json.loads`.
+        what: What the errors call the document, "the baseline 'ledger.json'".
 
     Raises:
-        BaselineError: See `read_baseline`.
+        BaselineError: The document is not a baseline, has another version, or breaks a rule of the format.
     """
     if not isinstance(document, dict) or "schema_version" not in document:
         raise BaselineError(f"{what} has no schema_version: it is no baseline", hint=_WRITE_ANEW)

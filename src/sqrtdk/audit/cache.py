@@ -38,7 +38,7 @@ class StoredWay:
 
     @property
     def worst(self) -> int:
-        """The query head with the largest mean KL."""
+        """The 0-based query head with the largest mean KL divergence; the first of several."""
         return max(range(len(self.heads)), key=lambda head: self.heads[head].kl_mean_nats)
 
 
@@ -93,7 +93,10 @@ class CacheCall:
     folded: str  # which channels share a scale when it is folded: "pairs" of a rotation, else "channels"
 
     def way(self, name: str) -> StoredWay | None:
-        """Return the way of this name, or None if it was not computed."""
+        """Return the error of one way to store k and v, by its `StoredWay.name` ("token", "fold", ...).
+
+        Returns None if this way was not computed for the attention.
+        """
         return next((way for way in (self.stored, *self.others) if way.name == name), None)
 
 

@@ -57,7 +57,15 @@ def field(config: Any, path: str) -> Any:
 
 
 def mapping(config: Any, path: str) -> dict[str, Any] | None:
-    """Return a copy of the readable entries of the mapping at `path`, or None if there is no mapping."""
+    """Return a copy of the mapping at a dotted path, or None if there is no mapping or its keys can't be listed.
+
+    Args:
+        config: A dict or an object with attributes.
+        path: Names joined by dots, "text_config.rope_scaling".
+
+    Returns:
+        The entries whose keys are strings. An entry that raises when it is read has the value None.
+    """
     entries = field(config, path)
     names = _safely(list, entries) if isinstance(entries, Mapping) else None
     return None if names is None else {name: field(entries, name) for name in names if isinstance(name, str)}
@@ -75,7 +83,11 @@ def own_fields(config: Any) -> Mapping[str, Any]:
 
 
 def contexts(owner: Any) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Yield names and values of fields that hold the keys before and after a row's own: `window_size = (255, 0)`."""
+    """Yield each pair of context sizes that a config or module declares, as (field name, (before, after)).
+
+    The fields are `window_size` and `att_context_size`; `window_size = (255, 0)` lets a query see 255 keys before its
+    own and none after it. The two numbers are not checked.
+    """
     for name in ("window_size", "att_context_size"):
         pair = field(owner, name)
         if isinstance(pair, list | tuple) and len(pair) == 2:
@@ -83,7 +95,10 @@ def contexts(owner: Any) -> Iterator[tuple[str, Sequence[Any]]]:
 
 
 def module_at(model: nn.Module, site: str) -> nn.Module | None:
-    """Return the module at a site, or None if the model has no such path (a site may be named after a call count)."""
+    """Return the submodule at a dotted path, or None if the model has none there.
+
+    "" stands for the model itself. Unlike `get_submodule` it raises no error and works with TorchScript.
+    """
     module: Any = model
     for name in site.split(".") if site else ():
         module = field(module, name)  # TorchScript refuses get_submodule
@@ -119,5 +134,5 @@ def model_type(config: Any) -> str:
 
 
 def is_transformers(config: Any) -> bool:
-    """Return whether transformers itself ships the config's class, so that its code is known."""
+    """Return whether the config's class is defined in the package transformers, and not in a user's or a hub's code."""
     return type(config).__module__.startswith("transformers.")

@@ -39,7 +39,19 @@ class TokenMasks:
     def of(
         self, site: str, batch: int, rows: int, columns: int, self_attention: bool | None
     ) -> tuple[Tensor, Tensor] | None:
-        """Return the token masks of a call's rows (B, L) and keys (B, S), or None if no padding is known."""
+        """Return the token masks of the queries and of the keys of an attention, or None if no padding is known.
+
+        Args:
+            site: Module path of the attention; "encoder" or "decoder" in it says which inputs it reads.
+            batch: Batch size B.
+            rows: Number of queries L.
+            columns: Number of keys S.
+            self_attention: Whether q and k come from the same states; None if that is unknown.
+
+        Returns:
+            Two bool tensors (B, L) and (B, S), True at tokens and False at padding. Queries without a mask are all
+            tokens.
+        """
         if not self.masks or _NOT_TEXT.search(site.lower()):
             return None
         across = self_attention is False or rows != columns
@@ -57,12 +69,15 @@ class TokenMasks:
         return (keys.new_ones(batch, rows) if queries is None else queries), keys
 
     def keys(self, call: AttentionCall) -> Tensor | None:
-        """Return the token mask of a call's keys (B, S), or None if no padding is known."""
+        """Return the token mask of a call's keys, or None if no padding is known.
+
+        The mask is bool of shape (B, S), True at tokens and False at padding.
+        """
         both = self.of(call.site, call.batch, call.query_len, call.key_len, call.self_attention)
         return None if both is None else both[1]
 
     def longest(self, call: AttentionCall) -> int:
-        """Return the number of keys of the sequence with the least padding."""
+        """Return the largest number of keys without padding in one sequence of the batch; S if no padding is known."""
         keys = self.keys(call)
         return call.key_len if keys is None else int(keys.sum(-1).max())
 
@@ -72,7 +87,15 @@ class TokenMasks:
 
 
 def tokens_of(module: nn.Module, inputs: Inputs) -> TokenMasks:
-    """Return the padding masks of a model's inputs; masks that hide nothing or hold more than 0 and 1 are left out."""
+    """Return the padding masks among a model's inputs, all turned so that True marks a token.
+
+    Args:
+        module: The model; the signature of its forward gives the names of positional inputs.
+        inputs: Inputs by name, or in the order of the arguments of forward.
+
+    Returns:
+        The masks by name. Masks that hide nothing, or that hold other numbers than 0 and 1, are left out.
+    """
     named = inputs if isinstance(inputs, dict) else dict(zip(forward_arguments(module), inputs, strict=False))
     masks: dict[str, Tensor] = {}
     for name, value in named.items():

@@ -104,11 +104,16 @@ def _configs(module: nn.Module) -> Iterator[Any]:
 
 
 def config_at(model: nn.Module, site: str, fields: Sequence[str] = ()) -> Any:
-    """Return the config that governs `site`: the nearest that says something about a scale or its model's type.
+    """Return the config that governs the module at `site`; None if neither it nor a module around it has a config.
 
-    With `fields`, it is the nearest that holds one of these or names its model's type. The module's own config comes
-    first, then its parents'. If no config says anything, the nearest is returned. In a composite config (text_config,
-    vision_config, decoder, ...) the part that the path names is used.
+    Configs are searched from the module outwards to the model. The first that holds one of the fields or a `model_type`
+    is returned, and if none does, the innermost. Of a composite config (text_config, vision_config, decoder, ...) it is
+    the part that the path names.
+
+    Args:
+        model: The model.
+        site: Dotted path of the module; "" is the model itself.
+        fields: Names of fields; by default those that declare a scale or a softcap.
     """
     parts = site.split(".") if site else []
     nearest = None
@@ -207,11 +212,17 @@ def declared_scale(
     call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None = None,
     arguments: Arguments = NO_ARGUMENTS,
 ) -> Declaration | None:  # fmt: skip
-    """Return the effective scale that config and family declare for a call: a base times every multiplier.
+    """Return the scale that config and model family declare for a call: a base scale times every declared multiplier.
 
-    Returns None if they declare nothing usable. The scale that ran matters only for loose switches. Of the module, its
-    layer type and the length that it was trained on are read; `layer` is its 0-based number. `arguments` are those that
-    the module was called with.
+    Args:
+        call: The attention. Its scale that ran is only used to interpret ambiguous switches.
+        module: Its module, or None.
+        config: The config that governs it, see `config_at`.
+        layer: 0-based number of its layer, or None if unknown.
+        arguments: The base lengths of proportional attention that the module was called with, by argument name.
+
+    Returns:
+        The declaration, or None if nothing is declared or the declared numbers give no finite scale.
     """
     if call.head_dim <= 0:
         return None

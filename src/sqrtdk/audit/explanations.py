@@ -65,7 +65,7 @@ class Evidence:
 
     @property
     def effective(self) -> tuple[float, ...]:
-        """The scale that ran, see `scales_of`."""
+        """The scale that ran: one value for all heads, or one for each head; empty if it was not read."""
         return scales_of(self.call)
 
     @property
@@ -85,7 +85,7 @@ class Evidence:
 
     @property
     def declared_as(self) -> DeclaredAs | None:
-        """The kind of the declaration."""
+        """The kind of the declaration: "family" if the model's family alone declares the scale, else None."""
         return "family" if self.declaration is not None and self.declaration.of_family else None
 
     @property
@@ -94,7 +94,7 @@ class Evidence:
         return self.of_family and type(self.module).__module__.startswith("transformers.models.")
 
     def unexplained(self, mistake: str, reason: str | None, attribute: str | None = None) -> JudgedCall:
-        """Return the verdict that the scale should have been the textbook's."""
+        """Return the verdict "unexplained" with a mistake (a key of `MISTAKES`); 1/sqrt(head_dim) is expected."""
         return JudgedCall(self.call, "unexplained", mistake, None, self.textbook, reason, attribute)
 
 

@@ -108,18 +108,28 @@ SCALED_BIAS: frozenset[str] = frozenset({"falcon", "RefinedWeb", "RefinedWebMode
 
 
 def family(call: AttentionCall, config: Any) -> Family | None:
-    """Return the family's rule for this call, or None."""
+    """Return the rule for the scale of a transformers model type, or None if it has none for this call.
+
+    Args:
+        call: The attention; the class of its module must be one that the rule covers.
+        config: The config, whose `model_type` selects the rule.
+    """
     rule = FAMILIES.get(model_type(config))
     return rule if rule is not None and rule.module in call.module_class else None
 
 
 def by_family(name: str, family: Family) -> str:
-    """Return that a family declares a scale."""
+    """Return the words of a report that a model family declares this scale, with the rule and its source.
+
+    Args:
+        name: The `model_type` of the family.
+        family: Its rule.
+    """
     rule = Message(family.rule) if family.rule.startswith("sources.family.") else family.rule
     return Message("sources.declared.family", type=name, rule=rule, source=Message(family.source, **family.named))
 
 
 def by_default_rule(name: str) -> str:
-    """Return that a family without a row has the textbook's scale."""
+    """Return the words of a report that a model type without a rule of its own has the scale 1/sqrt(head_dim)."""
     source = Message("sources.family.textbook")
     return Message("sources.declared.family", type=name, rule="1/sqrt(head_dim)", source=source)

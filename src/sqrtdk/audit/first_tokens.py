@@ -38,7 +38,11 @@ _IDS = re.compile(r"(^|_)ids$")
 
 
 def in_a_band(call: AttentionCall) -> bool:
-    """Return whether each row sees all keys, or all between two distances: no blocks, no keys picked by the data."""
+    """Return whether the keys that each query of a call sees depend on their distance alone.
+
+    That is so without a mask and with a mask that shows all keys between two distances (causal, sliding window). It is
+    not for masks of blocks and for keys that are selected by the data.
+    """
     return call.axis == "positions" and (call.mask is None or call.mask.band is True)
 
 
@@ -57,7 +61,18 @@ def tokens_of_each(inputs: Mapping[str, Any], shape: Sequence[int]) -> int | Non
 
 
 def fewer_tokens(calls: Sequence[AttentionCall], config: Any, length: int) -> int | None:
-    """Return how many first tokens may stand for `length` of them, or None if none may."""
+    """Return a smaller number of tokens with which the model does the same as with all of them, or None.
+
+    Args:
+        calls: The attentions of a run with all tokens.
+        config: The model's config, or None. Fields that count tokens (windows, chunks, lengths) restrict the number.
+        length: Number of tokens of that run.
+
+    Returns:
+        The first of `LENGTHS` that differs from every number and size of heads, if it is at most half of `length`. None
+        if there are no attentions, if one sees keys by other than their distance, or if the config tells the lengths
+        apart.
+    """
     if not calls or not all(in_a_band(call) and not call.blocks for call in calls):
         return None
     fewer = next((n for n in LENGTHS if all(n not in _sizes(call) for call in calls)), None)
@@ -67,12 +82,21 @@ def fewer_tokens(calls: Sequence[AttentionCall], config: Any, length: int) -> in
 
 
 def with_first_tokens(inputs: Mapping[str, Any], fewer: int) -> dict[str, Any]:
-    """Return the inputs with their first tokens alone."""
+    """Return the inputs cut to their first `fewer` tokens: every tensor to `tensor[:, :fewer]`; other values stay."""
     return {name: value[:, :fewer] if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 
 def first_inputs(loaded: LoadedModel, calls: Sequence[AttentionCall]) -> tuple[Inputs, int, int] | None:
-    """Return the first tokens of inputs that were made for a model, their number, and that of all, or None."""
+    """Return shorter inputs with which the model does the same, or None if the inputs can't be cut.
+
+    Args:
+        loaded: The model with its inputs.
+        calls: The attentions of a run with these inputs.
+
+    Returns:
+        The cut inputs, their number of tokens, and the number before. None if the user gave the inputs, if they have no
+        ids (B, n) or a tensor without a row for each token, or if `fewer_tokens` finds no number.
+    """
     inputs = loaded.inputs
     if not loaded.made or not isinstance(inputs, dict):
         return None
@@ -83,7 +107,14 @@ def first_inputs(loaded: LoadedModel, calls: Sequence[AttentionCall]) -> tuple[I
 
 
 def same_keys(one: AttentionCall, other: AttentionCall, length: int, fewer: int) -> bool:
-    """Return whether each row of an attention sees with fewer tokens what it sees with all."""
+    """Return whether an attention with fewer tokens sees the same keys, per query, as with all tokens.
+
+    Args:
+        one: The call of the run with all tokens.
+        other: The same call of the run with the first tokens.
+        length: Number of tokens of the first run.
+        fewer: Number of tokens of the second run.
+    """
     of_one, of_other = (one.query_len, one.key_len), (other.query_len, other.key_len)
     return _shrinks(of_one, of_other, length, fewer) and _same_sight(one.mask, other.mask, length, fewer)
 

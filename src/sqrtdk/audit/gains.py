@@ -35,9 +35,14 @@ def norm_of_q_and_k(call: AttentionCall) -> str | None:
 
 
 def norm_sigma(ratio: float | None, size: int) -> float:
-    """Return the logits' standard deviation under a scale ratio (scale times sqrt(head_dim)), for normalised q and k.
+    """Return the standard deviation of the logits of normalised q and k: |ratio| / size.
 
-    `size` is the call's `norm_size`. Returns 0 if q and k are not normalised.
+    Args:
+        ratio: The scale times sqrt(head_dim), or None if it is unknown.
+        size: Result of `norm_size` for the call.
+
+    Returns:
+        The standard deviation; 0 if q and k are not normalised or the ratio is unknown.
     """
     return abs(ratio) / size if ratio is not None and size else 0.0
 
@@ -92,7 +97,18 @@ def _gains(call: AttentionCall, effective: tuple[float, ...]) -> str | None:
 def norm_rule(
     call: AttentionCall, effective: tuple[float, ...], attributes: tuple[ScaleAttribute, ...]
 ) -> ComputedRule | None:
-    """Return the rule that admits a scale after q/k normalisation, or None."""
+    """Return the rule that makes a scale right because q and k are normalised, or None.
+
+    Args:
+        call: The attention.
+        effective: The scale that ran: one value for all heads, or one for each head.
+        attributes: The module's scale attributes. One that holds 1/sqrt(head_dim) and was not applied speaks against a
+            scale of 1.
+
+    Returns:
+        None if q and k are not both normalised, or if no rule gives this scale. Rules exist for norms with gains, for a
+        scale of 1, and for sqrt(head_dim) after q and k of unit length.
+    """
     norm = norm_of_q_and_k(call)
     if norm is None:
         return None
@@ -117,9 +133,14 @@ def divided_cosine(call: AttentionCall) -> bool:
 
 
 def cosine_gain(call: AttentionCall, effective: tuple[float, ...]) -> ComputedRule | None:
-    """Return the rule that admits a fixed gain on the cosine of q and k, or None.
+    """Return the rule that admits a fixed gain on the cosine of q and k, or None if it does not apply.
 
-    A cosine is at most 1, so it takes a gain above 1 to let the softmax choose; one below 1 would only flatten it.
+    A cosine is at most 1, so it takes a gain above 1 for the softmax to be selective; one below 1 would only flatten
+    it.
+
+    Args:
+        call: The attention; the rule applies if q and k are normalised to unit length.
+        effective: The scale that ran, one value for all heads or one for each; all must be at least 1.
     """
     low, high = min(effective), max(effective)
     if norm_of_q_and_k(call) != "l2" or low < 1.0:
@@ -140,12 +161,21 @@ def gained_by_inputs(call: AttentionCall) -> bool:
 
 
 def gained_by_rows(call: AttentionCall) -> bool:
-    """Return whether all factors of the data are the model's own, one number for each row."""
+    """Return whether every factor that comes from the data is computed by the model, as one number for each query.
+
+    True also without any such factor.
+    """
     return all(factor.source == BY_ROW for factor in call.scale.factors if _from_inputs(call, factor))
 
 
 def without_input_gains(call: AttentionCall) -> AttentionCall | None:
-    """Return the call without factors of the data; None if it has none of these, or if one of them was not read."""
+    """Return the call as it would be without the factors of its scale that are computed from the input data.
+
+    Returns:
+        A copy with the remaining factors and their product as the effective scale, which is None if one of them has no
+        known value (a learned gain on the meta device). None instead of a copy if no factor comes from the data, or if
+        the scale was not read completely.
+    """
     if not gained_by_inputs(call) or call.unknown or call.scale.agree is False:
         return None
     factors = tuple(factor for factor in call.scale.factors if not _from_inputs(call, factor))
@@ -190,6 +220,6 @@ def mistake_beside_gain(call: AttentionCall) -> str | None:
 
 
 def gain_text(gain: Factor) -> str:
-    """Return the name of a gain as reports show it: of `exp(-attn.log_t)` the parameter."""
+    """Return the name of a learned gain for a report: the parameter's name, `attn.log_t` for `exp(-attn.log_t)`."""
     names = re.findall(r"[A-Za-z_][\w.]*", gain.source.removeprefix("parameter "))
     return Message("sources.declared.parameter", name=names[-1] if names else gain.source)

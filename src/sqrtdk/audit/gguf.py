@@ -27,7 +27,15 @@ _READS_SCALE = ("granite", "granitemoe", "granitehybrid")
 
 
 def audit_gguf(path: str, model: str) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
-    """Judge what a GGUF file declares: `ARCH.attention.scale` and its softcap, given the head sizes that it names.
+    """Judge the attention scale and softcap that the metadata of a GGUF file declares, given its head sizes.
+
+    Args:
+        path: The file.
+        model: The name of the model in the report.
+
+    Returns:
+        A static run with at most one judged call; the entry that says what a GGUF file can't show; and the finding on
+        it.
 
     Raises:
         ModelError: The file is not GGUF, or does not name its head sizes.

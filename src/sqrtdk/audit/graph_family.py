@@ -38,9 +38,16 @@ _BY_NAMES = (
 
 
 def ask_for_config(run: ModelRun, model: nn.Module, graph: str) -> ModelRun:
-    """Withdraw the verdicts on scales that would be right by the config of the graph's family.
+    """Withdraw verdicts on scales that would be right if the exported graph's model family were known for certain.
 
-    `model` holds the modules that the graph names, `graph` is its path.
+    Args:
+        run: The run of the graph.
+        model: The modules that the graph names.
+        graph: Path of the graph's file, quoted in the proposed fix.
+
+    Returns:
+        The run, in which each unexplained scale that fits the family's rule is unmeasured and has a warning that asks
+        for the config. The run itself if no family is recognised or no scale fits.
     """
     found = _family(run, model)
     if found is None:

@@ -22,7 +22,10 @@ _BACKBONE = "backbone_config"  # a separate convolutional model, which has no at
 
 @contextmanager
 def random_state(model: nn.Module) -> Iterator[None]:
-    """Restore the random state of Python, numpy, the CPU and the model's CUDA devices after the block."""
+    """Restore the random state of Python, numpy, torch's CPU and the model's CUDA devices after the block.
+
+    numpy is restored if it was already imported. Devices are those of the model's parameters.
+    """
     state, numpy = random.getstate(), sys.modules.get("numpy")
     of_numpy = None if numpy is None else numpy.random.get_state()
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
@@ -36,13 +39,18 @@ def random_state(model: nn.Module) -> Iterator[None]:
 
 
 def eval_mode(model: nn.Module) -> AbstractContextManager[None]:
-    """Put every submodule in evaluation mode within the block."""
+    """Put a model and its submodules in evaluation mode within the block; restore each one's mode afterwards."""
     return training_of(model, lambda _: False)
 
 
 @contextmanager
 def training_of(model: nn.Module, trains: Callable[[nn.Module], bool]) -> Iterator[None]:
-    """Set each submodule's training flag to what `trains` returns for it, within the block."""
+    """Set the training flag of every submodule within the block, and restore the flags afterwards.
+
+    Args:
+        model: The model, which is included. Frozen TorchScript has no flag and is skipped.
+        trains: Called with each module; returns the flag that it gets.
+    """
     before = [(module, field(module, "training")) for module in model.modules()]
     before = [(module, training) for module, training in before if training is not None]  # frozen TorchScript has none
     changed: list[tuple[nn.Module, bool]] = []
@@ -92,19 +100,23 @@ def offers_choice(model: nn.Module) -> bool:
 
 
 def current(model: nn.Module) -> str | None:
-    """Return the implementation that the model says it runs, or None."""
+    """Return the attention implementation that the model's config names ("eager", "sdpa", ...), or None without one."""
     name = field(model, "config._attn_implementation")
     return name if isinstance(name, str) else None
 
 
 def supports_sdpa(model: nn.Module) -> bool:
-    """Return whether every part of a transformers model says that it supports sdpa."""
+    """Return whether the model is of transformers and each part with a config of its own claims to support sdpa."""
     return offers_choice(model) and all(part._supports_sdpa for part in _parts(model))
 
 
 @contextmanager
 def implementation(model: Any, name: str) -> Iterator[None]:
-    """Switch a transformers model to an attention implementation within the block.
+    """Switch a transformers model to an attention implementation within the block, and back afterwards.
+
+    Args:
+        model: The model.
+        name: "eager", "sdpa" or another name that transformers knows.
 
     Raises:
         UnsupportedError: The model can't run it, or fixes its implementation when it is built.
@@ -143,7 +155,14 @@ def _switch(model: Any, name: str) -> None:
 
 
 def refusal(model: nn.Module, name: str) -> str | None:
-    """Return why the model can't be switched to an implementation, or None if it can."""
+    """Return why a model can't be switched to an attention implementation, or None if it can.
+
+    Tries the switch and undoes it.
+
+    Args:
+        model: The model.
+        name: "eager" or "sdpa".
+    """
     if not offers_choice(model):
         return Message("premises.attention.no_choice", model=type(model).__name__)
     try:

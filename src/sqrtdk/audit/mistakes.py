@@ -153,16 +153,20 @@ _BY_RANK = sorted(MISTAKES.values(), key=lambda mistake: mistake.rank)
 
 
 def root_factors(call: AttentionCall) -> int:
-    """Return the number of factors along the lineage that are d^-1/2."""
+    """Return how many factors of a call's scale equal 1/sqrt(head_dim) within 1%; 2 if it was applied twice."""
     expected = inverse_root(call.head_dim)
     return sum(factor.value is not None and is_close(factor.value, expected) for factor in call.scale.factors)
 
 
 def told_of(name: str, calls: Iterable[AttentionCall]) -> Mistake:
-    """Return a mistake with the words that hold for all calls that made it.
+    """Return the mistake of this name, with a wording that holds for all calls that made it.
 
     1/head_dim is one number with two causes: (q * d**-0.5) @ k.mT * d**-0.5 applies the scale twice, and q @ k.mT / d
-    takes another one. The factors tell them apart; where they were not read, the words name both.
+    divides by d once. The factors tell them apart; if they were not read or the calls differ, the words name both.
+
+    Args:
+        name: A key of `MISTAKES`.
+        calls: The calls that made the mistake.
     """
     if name != "twice":
         return MISTAKES[name]
@@ -181,13 +185,16 @@ def _factors_of_twice(call: AttentionCall) -> str:
 def name_mistake(
     call: AttentionCall, effective: float, length: float = 1.0, layered: str | None = None
 ) -> tuple[str, str | None]:
-    """Return the mistake that explains an effective scale, and how it was distinguished from its look-alikes.
+    """Return the mistake that explains an effective scale, and how it was told from others with the same value.
 
-    The evidence is the call's sizes and factors. `length` is a declared length multiplier (YaRN's mscale squared),
-    which the effective scale may contain as well; `layered` says how r follows the layer number, if it does.
+    Args:
+        call: The attention, whose sizes and factors are the evidence.
+        effective: The scale that ran.
+        length: A declared length multiplier (YaRN's mscale squared), which the scale may contain as well.
+        layered: A message that says how the scale follows the layer number, if it does.
 
     Returns:
-        The name, a key of `MISTAKES`, and the reason for the choice if there are look-alikes.
+        The name, a key of `MISTAKES`, and the reason for the choice if several mistakes give this value, else None.
     """
     if layered:
         return "layer_index", layered

@@ -172,9 +172,14 @@ def run_model(
 def without_verdicts(
     run: ModelRun, reasons: Mapping[Key, str], finding_of: Callable[[JudgedCall], Finding]
 ) -> ModelRun:
-    """Return the run of a graph without the verdicts on some calls.
+    """Return a run without the verdicts on the scales of some calls.
 
-    `reasons` maps the key of such a call to the reason. `finding_of` makes a finding in place of those on its scale.
+    Args:
+        run: The run.
+        reasons: For each such call, by (site, index), why it is not judged. The call becomes "unmeasured" with this
+            reason, and its health "warn".
+        finding_of: Makes the finding that replaces those on the call's scale, from the call after the change. Equal
+            findings are kept once.
     """
 
     def without(judged: JudgedCall) -> JudgedCall:
@@ -191,7 +196,10 @@ def without_verdicts(
 
 
 def with_laws(run: ModelRun, answers: tuple[LawAnswer, ...]) -> ModelRun:
-    """Return the run with the laws' answers; a broken law is a finding, and counts for the health of its calls."""
+    """Return the run with the answers of the laws (`sqrtdk.laws`), and without the outputs that were kept for them.
+
+    The finding of each broken law joins `findings`, and the health of every call is decided anew.
+    """
     findings = (*run.findings, *(answer.finding for answer in answers if answer.finding is not None))
     calls = with_health(run.calls, findings)
     return dataclasses.replace(run, laws=answers, findings=findings, calls=calls, outputs={}, returned=None)

@@ -70,7 +70,19 @@ GROWING_FACTORS: dict[str, tuple[str, str, Callable[[float, float, int], float],
 def multipliers(
     call: AttentionCall, module: nn.Module | None, config: Any, layer: int | None, arguments: Arguments
 ) -> Iterator[Multiplier]:
-    """Yield every factor that config, module and the arguments of its call declare."""
+    """Yield every factor on the base scale that the config, the module or the arguments of its call declare.
+
+    Args:
+        call: The attention.
+        module: Its module, or None.
+        config: The config that governs it.
+        layer: 0-based number of its layer, or None if unknown.
+        arguments: The base lengths of proportional attention that the module was called with, by argument name.
+
+    Yields:
+        Factors of length extension (YaRN, longrope), of the layer (1/(layer + 1)), of proportional attention, constants
+        of the config, and factors that grow with the number of keys. Their product is the declared factor.
+    """
     block = rope_block(config, module, layer)
     if block is not None:
         stated = block.mscale is not None or block.all_dim is not None
@@ -97,7 +109,13 @@ def multipliers(
 
 
 def by_config(path: str, value: str, source: str) -> str:
-    """Return that a field of the config declares a scale; `source` is an id."""
+    """Return the words of a report that a field of the config declares a scale.
+
+    Args:
+        path: Dotted path of the field in the config.
+        value: Its value as text.
+        source: Id of the message that names where this rule comes from.
+    """
     return Message("sources.declared.config", field=path, value=value, source=Message(source))
 
 
@@ -126,7 +144,7 @@ class RopeBlock:
 
     @property
     def extension(self) -> float:
-        """How many times longer the context became; 1 if no field says so."""
+        """The factor by which the context was lengthened, at least 1: the stated factor, else the ratio of the two lengths."""
         return max(self.factor or (self.longest / self.original if self.longest and self.original else 1.0), 1.0)
 
 
@@ -167,7 +185,17 @@ def _on_logits(block: RopeBlock, *, states: bool) -> float:
 
 
 def rope_parameters(config: Any, module: nn.Module | None, layer: int | None) -> Mapping[str, Any] | None:
-    """Return the RoPE block of a config; if the config has a block for each layer type, that of this layer's type."""
+    """Return the config's mapping of rotary embedding parameters (`rope_parameters`, `rope_scaling`), or None.
+
+    Args:
+        config: The config.
+        module: The attention's module; its `layer_type` selects if the config has a mapping for each layer type.
+        layer: 0-based number of the layer, which selects from `config.layer_types` if the module has no `layer_type`.
+
+    Returns:
+        A copy of the first mapping among `ROPE_BLOCKS`, or for a config that states YaRN's values in fields of its own
+        a mapping made of these. None if there is neither, or no mapping for the layer's type.
+    """
     for name in ROPE_BLOCKS:
         parameters = mapping(config, name)
         if parameters is None:
@@ -185,7 +213,11 @@ def rope_parameters(config: Any, module: nn.Module | None, layer: int | None) ->
 
 
 def rope_block(config: Any, module: nn.Module | None, layer: int | None) -> RopeBlock | None:
-    """Return the config's statements about a layer's rotary embedding, or None."""
+    """Return what a config states about the rotary embedding of a layer, or None if it states nothing.
+
+    The arguments are those of `rope_parameters`. Lengths and factors that the mapping lacks are taken from the config
+    itself.
+    """
     parameters = rope_parameters(config, module, layer)
     if not parameters:
         return None

@@ -24,7 +24,13 @@ _HIDES = -1e3  # an additive mask hides a key by a number below this
 
 
 def as_inputs(inputs: Any) -> Inputs:
-    """Return inputs as a dict or a tuple."""
+    """Return inputs in the form in which forward is called: a dict of arguments by name, or a tuple by position.
+
+    A single tensor becomes a tuple of one, a list a tuple, and any mapping a dict.
+
+    Raises:
+        InvalidTypeError: `inputs` is of another type.
+    """
     if isinstance(inputs, Tensor):
         return (inputs,)
     if isinstance(inputs, Mapping):
@@ -132,7 +138,12 @@ def _masks(model: nn.Module) -> dict[str, Tensor]:
 
 
 def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -> LoadedModel:
-    """Return a module with its inputs as a `LoadedModel`; with `static`, a copy on meta.
+    """Return a module with its inputs as a `LoadedModel`.
+
+    Args:
+        model: The module.
+        inputs: Its inputs; None makes some from its config.
+        options: With `static`, the result is a copy on the meta device; so it is if the inputs have no values.
 
     Raises:
         InvalidValueError: An option applies to names only, or there are no inputs and no config to make them from.
@@ -161,7 +172,16 @@ def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -
 
 
 def choices(loaded: LoadedModel, attn: str | None) -> Iterator[AttnBuild]:
-    """Yield what to run of a module: its own attention, the one asked for, or both; or why one of them can't run."""
+    """Yield which attention implementations of a module to run, or why one of them can't run.
+
+    Args:
+        loaded: The module with its inputs.
+        attn: "eager", "sdpa", "both", or None for the one that the module has.
+
+    Yields:
+        One item, or for "both" one for "eager" and one for "sdpa", with `loaded` None and the reason where the module
+        refuses. A module that lets nobody choose, or that refuses both, is run as it is, as "own".
+    """
     if attn is None or not offers_choice(loaded.module):
         name = type(loaded.module).__name__
         yield AttnBuild("own", loaded, None if attn is None else Message("premises.attention.no_choice", model=name))

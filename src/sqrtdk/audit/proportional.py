@@ -37,7 +37,11 @@ MOST_BASE_ERROR = 0.05  # largest error of a base that still identifies a whole 
 
 @contextmanager
 def watch_base_lengths(model: nn.Module) -> Iterator[dict[str, Arguments]]:
-    """Collect by path the base lengths that modules are called with; TorchScript shows none."""
+    """Record within the block the base lengths of proportional attention that modules are called with.
+
+    Yields a dict that fills during the block: from the path of each module whose forward takes such an argument to the
+    values by argument name. TorchScript modules are not watched.
+    """
     modules = {
         path: module
         for path, module in model.named_modules(remove_duplicate=False)
@@ -77,11 +81,21 @@ def _has_one_number(value: torch.Tensor) -> bool:
 def by_base_length(
     call: AttentionCall, module: nn.Module | None, config: Any, arguments: Arguments
 ) -> tuple[tuple[float, ...], str] | None:
-    """Return the factor of proportional attention: the scale is `sqrt(log_b(n) / head_dim)` for n tokens, trained on b.
+    """Return the factor of proportional attention, sqrt(log_b(n)) for n tokens after training on b, or None.
 
-    Jin et al. 2023, "Training-free Diffusion Model Adaptation for Variable-Sized Text-to-Image Synthesis"; Lumina-T2X.
-    An argument of the attention's call comes first, then a field. An argument, and a field that `proportional_attn`
-    switches on, hold for self-attention: in cross-attention, or without the switch, the textbook's scale is right too.
+    The scale is then sqrt(log_b(n) / head_dim): Jin et al. 2023, "Training-free Diffusion Model Adaptation for
+    Variable-Sized Text-to-Image Synthesis"; Lumina-T2X.
+
+    Args:
+        call: The attention, with n its number of queries.
+        module: Its module, or None.
+        config: The config that governs it.
+        arguments: Values of b that the module was called with, by argument name. They come before fields of config and
+            module.
+
+    Returns:
+        The admissible factors, and the words of a report on what declares them. 1.0 is among the factors where the
+        declaration may not apply: in cross-attention, or if a switch is not known to be on.
     """
     for name, bases in arguments.items():
         # One base for each call of the module, in order; any may be that of an attention beyond their number.
@@ -113,10 +127,15 @@ def by_base_length(
 
 
 def by_scale(call: AttentionCall, module: nn.Module | None, arguments: Arguments) -> str | None:
-    """Return what declares a proportional scale whose base is an argument that was not seen, or None.
+    """Return what declares a proportional scale whose base b is an argument that could not be observed, or None.
 
-    A processor takes it, and its module passes it on by itself. The base is a count of tokens, so the scale must give
-    back a whole number. A constant scale does not.
+    A processor of the module takes the argument. b is a number of tokens, so the scale must give back a whole number,
+    and must not be the value of a known mistake.
+
+    Args:
+        call: The attention, with the factors of its scale.
+        module: Its module, whose forward or processor names the argument.
+        arguments: The base lengths that were observed, by argument name.
     """
     takes = _named_arguments(module)
     name = next((name for name in BASE_LENGTHS if name in takes and name not in arguments), None)

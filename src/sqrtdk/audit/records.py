@@ -32,7 +32,14 @@ _ONE_OF_SEVERAL = "rules.joined.call"  # message that names one of several calls
 
 
 def at_bar(fail_on: str, severity: str, rule: str) -> bool:
-    """Return whether a finding of a rule counts as a failure, see `CheckReport.fails`."""
+    """Return whether a finding counts as a failure under `fail_on`.
+
+    Args:
+        fail_on: A severity, "unmeasured" or "never". "unmeasured" counts failures ("fail", "critical") and every
+            attention that could not be judged.
+        severity: The severity of the finding.
+        rule: The name of its rule.
+    """
     if fail_on == "never":
         return False
     if fail_on == UNMEASURED:
@@ -180,12 +187,17 @@ class CheckReport(Saved, Shown):
 
     @property
     def worst(self) -> str | None:
-        """Severity of the worst finding."""
+        """Severity of the worst finding ("note", "warn", "fail" or "critical"), or None without findings."""
         return max((finding.severity for finding in self.findings), key=SEVERITIES.index, default=None)
 
     @property
     def outcome(self) -> str:
-        """One word of `OUTCOMES` for the report: "scales" if only scales were judged, "passed" if everything was."""
+        """The result in one word, one of `OUTCOMES`; the first of these that applies.
+
+        "failed": a finding fails under `fail_on`. "findings": one is a failure, but `fail_on` lets it pass.
+        "incomplete": an attention could not be judged. "warnings": the worst finding is a warning. Else "passed" if
+        statistics were computed for every attention, and "scales" if for some only the scale was judged.
+        """
         if self.exit_code:
             return "failed"
         if self.worst in FAILING:
@@ -197,7 +209,11 @@ class CheckReport(Saved, Shown):
         return "passed" if all(judged.health != UNMEASURED for judged in self.calls) else "scales"
 
     def repeated(self, entry: NotAttention | NotMeasured) -> bool:
-        """Return whether a finding at the same site already says this, and more."""
+        """Return whether a finding at the same module already contains the reason of an entry.
+
+        Args:
+            entry: An item of `not_attention` or `not_measured`.
+        """
         return any(entry.site == f.site and _says(f.message, entry.reason) for f in self.unjudged)
 
     def fails(self, finding: Finding) -> bool:
@@ -227,9 +243,13 @@ def has_nonfinite(call: AttentionCall) -> bool:
 
 
 def with_calls_named(findings: Iterable[Finding], sites: Iterable[str]) -> tuple[Finding, ...]:
-    """Return the findings; a message on one of several calls at a site says which, as "(call 2 of 12 here)".
+    """Return the findings, with the number of the call in the messages where a module was called several times.
 
-    `sites` has the site of each call, so one that is called twice is in it twice. ALBERT calls one layer twelve times.
+    A finding on one call of such a module ends in "(call 2 of 12 here)"; ALBERT calls one layer twelve times.
+
+    Args:
+        findings: The findings of a run.
+        sites: The module path of every call, repeated as often as the module was called.
     """
     calls = Counter(sites)
 
@@ -243,13 +263,17 @@ def with_calls_named(findings: Iterable[Finding], sites: Iterable[str]) -> tuple
 
 
 def without_call(message: str) -> str:
-    """Return a message of `with_calls_named` without the words that name the call."""
+    """Return a message without the words that `with_calls_named` added ("call 2 of 12 here"); others are unchanged."""
     inside = message.values["text"] if isinstance(message, Message) and message.id == _ONE_OF_SEVERAL else None
     return inside if isinstance(inside, str) else message
 
 
 def about_call(call: AttentionCall, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings that count for a call: at its site those on it or on all calls, and those inside the site."""
+    """Return the findings that count for the health of a call.
+
+    These are findings at the module of the call that concern this call or all calls there, and findings at its
+    submodules.
+    """
 
     def counts(finding: Finding) -> bool:
         if finding.site == call.site:
@@ -260,10 +284,14 @@ def about_call(call: AttentionCall, findings: Iterable[Finding]) -> tuple[Findin
 
 
 def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
-    """Return one of `HEALTH`: the severity of the worst finding about the call, see `about_call`, else "ok".
+    """Return one of `HEALTH`: the severity of the worst finding about a call, or "ok" without findings.
 
-    It is "critical" if the call's numbers are not finite, even if the finding names another site, where they begin. It
-    is "unmeasured" if nothing failed but the scale could not be judged or no statistics were taken.
+    It is "critical" if the call's numbers are not finite, even if the finding names the module where they begin. It is
+    "unmeasured" if nothing failed, but the scale could not be judged or no statistics were computed.
+
+    Args:
+        judged: The call.
+        findings: The findings of the whole run; `about_call` selects those that count.
     """
     if has_nonfinite(judged.call):
         return "critical"
@@ -274,6 +302,6 @@ def health(judged: JudgedCall, findings: Iterable[Finding]) -> str:
 
 
 def with_health(calls: Iterable[JudgedCall], findings: Iterable[Finding]) -> tuple[JudgedCall, ...]:
-    """Return the calls, each with its health by these findings."""
+    """Return copies of the calls, in the same order, with `health` decided from the findings of the whole run."""
     every = tuple(findings)
     return tuple(replace(judged, health=health(judged, every)) for judged in calls)

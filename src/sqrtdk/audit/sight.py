@@ -59,18 +59,27 @@ _IMAGES = ("image_token_id", "image_token_index", "vision_config")  # image toke
 
 
 def lookahead(owners: tuple[Any, ...]) -> float:
-    """Return the declared number of keys after its own that a row sees; 0 if nothing declares any."""
+    """Return the largest number of keys after its own that a query may see by declaration; 0 if nothing declares any.
+
+    Args:
+        owners: Configs and modules whose fields are read, such as the second number of `window_size`.
+    """
     counts = [number_at(owner, name) or 0.0 for owner in owners for name in _LOOKAHEAD]
     counts += [as_number(right) or 0.0 for owner in owners for _, (_, right) in contexts(owner)]
     return max(counts, default=0.0)
 
 
 def may_see_ahead(owners: tuple[Any, ...], model_config: Any, mask: Mask | None) -> str | None:
-    """Return what declares that rows see later keys, or None; for a declared number of keys see `lookahead`.
+    """Return what declares that queries may see later keys, or None; for a declared number of keys see `lookahead`.
 
-    `owners` are the module and the config that govern the call, nearest first. `model_config` is the config of the
-    whole model. Its image fields declare blocks of tokens that see one another. They do not declare a mask that shows
-    every row one key too many, nor a missing mask.
+    Args:
+        owners: The module and the config that govern the call, nearest first.
+        model_config: The config of the whole model. Its image fields declare blocks of tokens that see one another,
+            which explains a mask that is no band.
+        mask: The mask of the call, or None.
+
+    Returns:
+        The name of the field or attribute.
     """
     said = next(chain.from_iterable(map(_declarations, owners)), None)
     if said is None and mask is not None and mask.band is False:
@@ -96,16 +105,21 @@ def _declarations(config: Any) -> Iterator[str]:
 
 
 def says_causal(call: AttentionCall, module: nn.Module | None, config: Any) -> bool:
-    """Return whether module or config say that it is causal, and the call has a key of its own for every row."""
+    """Return whether module or config declare causal attention, for a call with at least as many keys as queries."""
     return call.query_len <= call.key_len and declares_causal(call, module, config)
 
 
 def declares_causal(call: AttentionCall, module: nn.Module | None, config: Any) -> bool:
-    """Return whether module or config say that it is causal, and the call is one to which that applies.
+    """Return whether module or config declare causal attention, and the call is one to which that applies.
 
-    There may be more rows than keys, as in a ring buffer: `cache[:, :, position % window] = k`. A module that says both
-    that it is causal and that it is no decoder (BridgeTower's) counts as neither. "is a decoder" counts for
-    self-attention only, since all attentions of a decoder say so.
+    That is self-attention over positions with at least two queries. There may be more queries than keys, as in a ring
+    buffer: `cache[:, :, position % window] = k`. A module that says both that it is causal and that it is no decoder
+    (BridgeTower's) counts as neither.
+
+    Args:
+        call: The attention.
+        module: Its module: attributes such as `is_causal` and `is_decoder` are read.
+        config: The config that governs it; `is_decoder` counts if the module does not say.
     """
     if call.axis != "positions" or call.self_attention is False or call.query_len < 2:
         return False
@@ -119,9 +133,18 @@ def declares_causal(call: AttentionCall, module: nn.Module | None, config: Any) 
 
 
 def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:
-    """Yield the fault of a causal call whose rows see later keys, beyond a declared lookahead.
+    """Yield at most one fault: a causal attention whose queries see later keys than are declared.
 
-    If there are more keys than rows, the last row belongs to the last key at the earliest.
+    If there are more keys than queries, the queries are taken to belong to the last keys.
+
+    Args:
+        call: The attention, which is known to be causal.
+        declared: Number of later keys that a query may see, from `lookahead`.
+        static: Whether the run had no values, so that weights on later keys are unknown.
+
+    Yields:
+        Severity "critical", the value, its threshold, the message, the fix and the id of the source. The value is the
+        weight on later keys if it was measured, else the number of later keys that are visible.
     """
     mask, before = call.mask, call.key_len - call.query_len
     message: str | None = None
@@ -139,10 +162,15 @@ def leak(call: AttentionCall, declared: float, static: bool) -> Iterable[Fault]:
 
 
 def shape_fault(call: AttentionCall, declared: float, tokens: int) -> Fault | None:
-    """Return the fault in the shape of a self-attention's visible keys, by the least and greatest i - j, or None.
+    """Return the fault in the shape of the keys that the queries of a self-attention see, or None.
 
-    `declared` is the declared number of later keys that a row sees. `tokens` is the number of keys without padding in
-    the longest sequence: rows that see all of these see all that there are.
+    The shape is given by the least and greatest distance i - j of visible pairs. Faults are an inverted mask and a
+    boundary that is not where the masks of known models have it.
+
+    Args:
+        call: The attention; only masks of equally many queries and keys are judged.
+        declared: Number of later keys that a query may see, see `lookahead`.
+        tokens: Number of keys without padding in the longest sequence; queries that see these see all there are.
     """
     mask, rows = call.mask, call.query_len
     if mask is None or mask.least is None or mask.greatest is None:
@@ -208,7 +236,12 @@ def _behind(mask: Mask, least: int, ends: tuple[int, int]) -> Fault | None:
 
 
 def unordered(call: AttentionCall, module: nn.Module | None, config: Any) -> Fault | None:
-    """Return a note if the data picked rows or keys, because the right mask is then unknown; else None."""
+    """Return a note that the right mask is unknown because the data selected queries or keys, or None.
+
+    Returns:
+        Severity "note", the number of queries, the threshold 0, the message, the fix and the id of the source. None if
+        nothing was selected by the data, or if the call has no mask and nothing declares it causal.
+    """
     if not any((stage.name, stage.detail) == ("gather", BY_DATA) for stage in call.stages):
         return None
     if call.mask is None and not says_causal(call, module, config):

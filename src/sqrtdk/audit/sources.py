@@ -25,7 +25,14 @@ from sqrtdk.tracing.tape.places import file_of, first_line, is_installed
 
 
 def of_scale(call: AttentionCall, mistake: str | None = None) -> str | None:
-    """Return file and line of each factor of the scale; of the product if no factor exists, or if one is missing."""
+    """Return the source lines that compute a call's scale, "myport.py:14, myport.py:20", or None if they are unknown.
+
+    These are the lines of its factors. Without any, it is the line of the product of q and k, or else of the softmax.
+
+    Args:
+        call: The attention.
+        mistake: The mistake of its scale; for "missing" the product's line is returned, where the factor belongs.
+    """
     factors = () if mistake == "missing" else (factor.at for factor in call.scale.factors)
     return join_lines(factors) or call.product_at or call.softmax_at
 
@@ -36,7 +43,12 @@ def of_loss(call: AttentionCall) -> str | None:
 
 
 def join_lines(texts: Iterable[str | None], by: str = ", ") -> str | None:
-    """Join the texts that are not empty, each once; None if there are none."""
+    """Join texts such as "myport.py:14", each once and in order; return None if all are None or empty.
+
+    Args:
+        texts: The texts.
+        by: The separator.
+    """
     return by.join(dict.fromkeys(text for text in texts if text)) or None
 
 
@@ -97,9 +109,14 @@ def config_file(home: Path) -> str:
 
 
 def declared_at(judged: JudgedCall, home: Path | None, lines: Lines) -> str | None:
-    """Return file and line of the fields that declare a call's scale; of the model type if a field has its default.
+    """Return file and line of the config's fields that declare a call's scale, "config.json:12", or None.
 
-    `home` is the model's config, or the directory that holds it; `lines` are the config's, from `read_lines`.
+    Several are joined by commas. For a field that has its default, it is the line of `model_type`.
+
+    Args:
+        judged: The call, with `declared_by`.
+        home: The model's config, or the directory that holds it; None if there is none.
+        lines: The lines of the config's fields, from `read_lines`.
     """
     if judged.declared_by is None or home is None:
         return None
@@ -121,7 +138,12 @@ def _sentences(text: object) -> Iterator[Message]:
 
 
 def model_type_line(lines: Lines, parts: list[str] | None = None) -> int | None:
-    """Return the line of the model type: of the model, or of the part of a composite that a site's parts name."""
+    """Return the line number of `model_type` in a config file, or None if the file does not have it.
+
+    Args:
+        lines: The lines of the config's fields, from `read_lines`.
+        parts: Words of a module path; in a composite config, they select the part that the module belongs to.
+    """
     return _line(lines, ("model_type",), parts or [])
 
 
@@ -140,7 +162,10 @@ _COPIES = "transformers_modules"
 
 
 def root() -> str:
-    """Return the nearest directory with `.git`, from the working directory upwards; the working directory if none."""
+    """Return the nearest directory that contains `.git`, from the working directory upwards.
+
+    Returns the working directory if there is none, and "" if the working directory was deleted.
+    """
     try:
         here = Path(os.path.realpath(os.getcwd()))
     except OSError:  # the directory was deleted
@@ -154,7 +179,14 @@ def source_files(
     findings: Iterable[Finding],
     missed: Iterable[NotMeasured | NotAttention],
 ) -> tuple[SourceFile, ...]:
-    """Return the known places of the files that the records of a run name, each once."""
+    """Return the place of every source file that the records of a run name, each once; unknown places are left out.
+
+    Args:
+        loaded: The model.
+        calls: Its judged attentions.
+        findings: The findings of the run.
+        missed: Attentions that could not be read, and operations that turned out to be none.
+    """
     top = root()
     config = {} if loaded.home is None else {config_file(loaded.home): str(config_path(loaded.home))}
     texts = [named_at(loaded), *(entry.at for entry in (*findings, *missed))]
@@ -178,7 +210,14 @@ def _in_directory(file: str | None, directory: Path | None) -> str | None:
 
 
 def source_file(file: str, path: str, top: str) -> SourceFile:
-    """Return the place of a file, as seen from the directory `top`."""
+    """Return the record of a source file, with a path that does not depend on this machine where possible.
+
+    Args:
+        file: The name that findings use in `at`.
+        path: Where the file lies.
+        top: Directory of the repository, or "". A file below it that belongs to no installed package gets a path
+            relative to it and the base "root".
+    """
     # Only the directory is resolved: a link to a file lies where the link is.
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     if top and not is_installed(real) and real.startswith(top.rstrip(os.sep) + os.sep):
@@ -189,7 +228,11 @@ def source_file(file: str, path: str, top: str) -> SourceFile:
 
 
 def named_at(loaded: LoadedModel) -> str | None:
-    """Return file and line of what was audited: the config's model type, the factory, or the module's class."""
+    """Return file and line, "file:12", of what was audited, or None if they are unknown.
+
+    It is the line of `model_type` in the config for a model directory, the factory's first line for a factory, and that
+    of the class's forward for any other module.
+    """
     if loaded.home is not None:
         return f"{config_file(loaded.home)}:{model_type_line(read_lines(loaded.home)) or 1}"
     module, _, function = loaded.id.partition(":") if loaded.kind == "factory" else ("", "", "")

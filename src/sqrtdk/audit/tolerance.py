@@ -38,10 +38,10 @@ def are_close(values: Sequence[float], expected: Sequence[float]) -> bool:
 
 
 def scales_of(call: AttentionCall) -> tuple[float, ...]:
-    """Return the effective scale of a call: one value for all heads, or one for each head; empty if it was not read."""
+    """Return the effective scale of a call: (value,) for all heads or one value per head; () if it was not read."""
     return call.scale.per_head or (() if call.scale.effective is None else (call.scale.effective,))
 
 
 def heads_agree(values: Sequence[float]) -> bool:
-    """Return whether all heads have the same scale."""
+    """Return whether all values equal the first within 1%; `values` has one scale for each head, or is empty."""
     return all(is_close(value, values[0]) for value in values)

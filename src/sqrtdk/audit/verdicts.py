@@ -20,12 +20,20 @@ LEAST_LAYERS = 3  # two ratios fit c / (layer + 1) or c * (layer + 1) by chance
 
 
 def site_template(site: str) -> str:
-    """Replace the numbers in a site: "model.layers.#.self_attn" is the same place in all layers."""
+    """Return a module path with its numbers replaced by "#".
+
+    "model.layers.#.self_attn" is the same place in all layers.
+    """
     return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "#", site)
 
 
 def layer_of(module: nn.Module | None, rank: int) -> int:
-    """Return the 0-based layer number: the module's own `layer_idx` or alike, else its rank among sites of its kind."""
+    """Return the 0-based layer number of a module.
+
+    Args:
+        module: The attention's module; its `layer_idx`, `layer_id` or `layer_index` comes first.
+        rank: The number otherwise: the module's rank among those whose paths differ in numbers alone, see `ranks`.
+    """
     for name in ("layer_idx", "layer_id", "layer_index"):
         value = field(module, name)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -34,7 +42,10 @@ def layer_of(module: nn.Module | None, rank: int) -> int:
 
 
 def ranks(calls: Iterable[AttentionCall]) -> dict[str, int]:
-    """Return for every site its 0-based place among the sites of the same template, in running order."""
+    """Return for every module path its 0-based rank among the paths that differ from it in numbers alone.
+
+    The order is that of the calls, so "layers.3.attn" of a model that runs its layers in order has rank 3.
+    """
     places: dict[str, dict[str, int]] = {}
     for call in calls:
         alike = places.setdefault(site_template(call.site), {})
@@ -43,7 +54,16 @@ def ranks(calls: Iterable[AttentionCall]) -> dict[str, int]:
 
 
 def layer_pattern(calls: Sequence[AttentionCall], layers: Mapping[str, int]) -> dict[str, str]:
-    """Return how the scale ratio follows the layer number, for every site where it does over at least three layers."""
+    """Return for which modules the scale falls as 1/(layer + 1), or rises as layer + 1.
+
+    Args:
+        calls: The attentions of a run.
+        layers: The 0-based layer number of every site.
+
+    Returns:
+        A dict from site to a message that says so. A site is in it if it shares its path, apart from numbers, with
+        sites of at least three layers that all follow the pattern within 1%.
+    """
     groups: dict[tuple[str, int], dict[str, float]] = {}
     for call in calls:
         if call.scale.ratio is not None and call.scale.ratio > 0:
@@ -94,9 +114,15 @@ def siblings_text(number: int) -> str:
 def judge_all(
     calls: Sequence[AttentionCall], model: nn.Module, arguments: Mapping[str, Arguments] = {}
 ) -> tuple[JudgedCall, ...]:
-    """Judge every call of a run; the calls together show patterns over the layers that no single call shows.
+    """Judge every attention call of a run, with regard to patterns over the layers that no single call shows.
 
-    `arguments` holds by site those that the module was called with (`watch_base_lengths`).
+    Args:
+        calls: The calls, in running order.
+        model: The model.
+        arguments: By module path, the base lengths that the module was called with (`watch_base_lengths`).
+
+    Returns:
+        One judged call for each call, in the same order.
     """
     rank = ranks(calls)
     layers = {site: layer_of(module_at(model, site), place) for site, place in rank.items()}

@@ -27,9 +27,20 @@ _ONNX_VIEWS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
 
 
 def inputs_by_name(what: str, names: Sequence[str], tensors: Any, hint: str) -> dict[str, Any]:
-    """Return inputs by name from a mapping, or from a tuple in the order of `names`.
+    """Return the inputs of a graph as a dict.
 
-    Inputs that the graph does not take are dropped if they would not change its result.
+    Args:
+        what: What the error calls the graph, "ONNX graph".
+        names: Names of the graph's inputs, in order.
+        tensors: A mapping by name, or a tuple in the order of `names`.
+        hint: The hint of the error.
+
+    Returns:
+        The inputs by name. Those that the graph does not take are left out if they would not change its result, such as
+        a mask that hides nothing; others are kept.
+
+    Raises:
+        ModelError: A tuple has more items than the graph has inputs.
     """
     if isinstance(tensors, tuple):
         if len(tensors) > len(names):

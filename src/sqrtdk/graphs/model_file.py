@@ -110,7 +110,11 @@ def _refuse_many_calls(model: Any) -> None:
 
 
 def graphs_of(graph: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield a graph and all graphs inside its nodes: branches and bodies of loops.
+    """Yield an ONNX graph, then all graphs inside its nodes: branches of conditions and bodies of loops.
+
+    Args:
+        graph: A `GraphProto`.
+        depth: Nesting depth of `graph` itself; 0 for the graph of a model.
 
     Raises:
         ModelError: They are nested deeper than `MAX_GRAPH_DEPTH`.

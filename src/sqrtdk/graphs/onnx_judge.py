@@ -35,9 +35,18 @@ _INTEGER_PRODUCTS: dict[str, tuple[int | None, int, int]] = {
 
 
 def run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
-    """Return tensors of a graph by name, computed by onnxruntime without graph optimisations.
+    """Run a graph with onnxruntime on the CPU, without graph optimisations, and return tensors by name.
 
     An optimisation may fuse an attention into one operator, and the tensors inside it would not exist.
+
+    Args:
+        graph: The graph; it is as before after the call.
+        given: Its inputs as arrays, by name.
+        names: The graph's own outputs in their order, followed by the tensors inside it to return.
+
+    Raises:
+        MissingExtraError: onnx or onnxruntime is not installed.
+        ModelError: onnxruntime does not run the graph.
     """
     proto, runtime = _extras.load_extra("onnx", ONNX_EXTRA), _extras.load_extra("onnxruntime", ONNX_EXTRA)
     options = runtime.SessionOptions()

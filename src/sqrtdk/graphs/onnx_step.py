@@ -155,9 +155,12 @@ class OnnxStep:
 
 
 def of_torch(function: Callable[..., Result], inputs: int = 1, **attributes: Any) -> Operation:
-    """Return an operation that calls `function` with the first `inputs` and the attributes, in that order.
+    """Return an operation that calls a torch function with the inputs and attributes of a node.
 
-    The values of `attributes` are the defaults.
+    Args:
+        function: Called with the first `inputs` of the node, then the attributes, all by position.
+        inputs: Number of inputs to pass. The first must be present, the others are None if omitted.
+        **attributes: Names of attributes in the order of the function's parameters, with their defaults.
     """
 
     def run(step: OnnxStep) -> Result:

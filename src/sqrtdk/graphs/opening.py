@@ -21,7 +21,11 @@ def open_graph(
 ) -> GraphModel:
     """Return the graph of an .onnx or .pt2 file as a model.
 
-    With `larger`, free sizes get larger numbers. Comparing both readings shows what depends on a size.
+    Args:
+        path: The file.
+        config: The model's config, if it is known.
+        trust_remote_code: Whether to load a file that would run code of its author.
+        larger: Whether free sizes get larger numbers. Comparing both readings shows what depends on a size.
 
     Raises:
         MissingExtraError: onnx is not installed.

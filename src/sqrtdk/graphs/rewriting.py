@@ -255,11 +255,19 @@ def _placed(part: Array, shape: tuple[int, ...], axis: int, block: int) -> Array
 def few_bits(
     packed: Any, scales: Any, zeros: Any, groups: Any, *, rows: int, columns: int, bits: int, block: int
 ) -> Array:
-    """Return the weight (K, N) of a `MatMulNBits`, with 2, 4 or 8 bits per number, lowest bits of a byte first.
+    """Return the dequantised weight (K, N) of a `MatMulNBits`, in the dtype of the scales.
 
-    `packed` is (N, blocks, bytes per block), with one scale per column and block. Zero points are packed in the same
-    way or have the scales' dtype; None means the middle of the range. `groups` gives the block of each row; None means
-    consecutive blocks.
+    Each number is (q - zero) * scale.
+
+    Args:
+        packed: The integers q, (N, blocks, bytes per block), lowest bits of a byte first.
+        scales: One scale per column and block.
+        zeros: Zero points, packed like q or in the scales' dtype; None means 2^(bits - 1).
+        groups: The block of each of the K rows; None means consecutive blocks.
+        rows: K.
+        columns: N.
+        bits: Bits per number: 2, 4 or 8.
+        block: Number of rows per block.
     """
     count = -(-rows // block)
     values = _unpacked(np.asarray(packed).reshape(columns, count, -1), bits)[..., :block]

@@ -14,17 +14,30 @@ NO_VALUES = "laws.asking.no_values"
 
 
 def law_holds(law: str, about: str = "", reason: str = "") -> LawAnswer:
-    """Return the answer that the law holds."""
+    """Return the answer that a law holds.
+
+    Args:
+        law: Name of the law, a key of `LAWS`.
+        about: Name of the input that was changed; "" if the law changes only one thing.
+        reason: What restricts the answer; usually "".
+    """
     return LawAnswer(law, about, KEPT, reason)
 
 
 def law_not_asked(law: str, about: str, reason: str, *, by_length: bool = False) -> LawAnswer:
-    """Return the answer that the law does not apply or could not be asked; `by_length` as in `NotAsked`."""
+    """Return the answer that a law does not apply or could not be asked.
+
+    Args:
+        law: Name of the law.
+        about: Name of the input that would have been changed, or "".
+        reason: Why the law was not asked.
+        by_length: Whether the reason may lie in the number of tokens, so that longer inputs may get an answer.
+    """
     return LawAnswer(law, about, NOT_ASKED, reason, by_length=by_length)
 
 
 def law_refused(law: str, about: str, error: NotAsked) -> LawAnswer:
-    """Return the answer that the law was not asked, for the reason of the error."""
+    """Return the answer that a law was not asked, with the reason and `by_length` of a `NotAsked` error."""
     return law_not_asked(law, about, error.reason, by_length=error.by_length)
 
 
@@ -54,7 +67,12 @@ def law_broken(
 
 
 def calls_inside(subject: Subject, site: str | None) -> Iterator[AttentionCall]:
-    """Yield the attentions at a site or inside it; all of them if the site is unknown."""
+    """Yield the attention calls of a module and of its submodules.
+
+    Args:
+        subject: The model with the attentions of its ordinary run.
+        site: Path of the module. None or "" stands for the whole model.
+    """
     for judged in subject.calls:
         inside = site is None or site == "" or judged.call.site == site or judged.call.site.startswith(f"{site}.")
         if inside:
@@ -62,11 +80,17 @@ def calls_inside(subject: Subject, site: str | None) -> Iterator[AttentionCall]:
 
 
 def has_attention(subject: Subject, site: str | None) -> bool:
-    """Return whether an attention runs at a site or inside it; a mask mends no convolution and no recurrent state."""
+    """Return whether an attention runs in a module or in a submodule of it; None or "" stands for the whole model.
+
+    It decides whether a mask can be the proposed fix: masks don't help a convolution or a recurrent state.
+    """
     return next(calls_inside(subject, site), None) is not None
 
 
 def state_of(answers: Iterable[LawAnswer]) -> str:
-    """Return the state of a law with several answers: broken if any is, else kept if any is, else not asked."""
+    """Return the state of a law that has several answers.
+
+    It is "broken" if any answer is, else "kept" if any is, else "not asked" (also without answers).
+    """
     states = {answer.state for answer in answers}
     return next((state for state in (BROKEN, KEPT) if state in states), NOT_ASKED)

@@ -42,12 +42,12 @@ class LawReport:
 
     @property
     def broken(self) -> tuple[LawAnswer, ...]:
-        """The answers of laws that are broken."""
+        """The answers whose state is "broken", in the order of `answers`; empty if no law is violated."""
         return tuple(answer for answer in self.answers if answer.state == BROKEN)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of the broken laws: severity, site, what moved, fix, source."""
+        """The findings of the broken answers, in their order: where and how severely a law is violated, and the fix."""
         return tuple(answer.finding for answer in self.broken if answer.finding is not None)
 
     def __repr__(self) -> str:

@@ -60,7 +60,13 @@ _LEAST_CACHED_TOKENS = 6  # tokens needed: three for the prefill, three for the 
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield an answer for each kind of cache that the model may have."""
+    """Yield for each form of cache whether decoding step by step gives the outputs of one pass.
+
+    Where keys have empty slots, the first answer says whether these are hidden.
+
+    Raises:
+        NotAsked: The model takes no cache that could be tried, and has no slots.
+    """
     slots = empty_slots(subject)
     if slots is not None:
         yield slots
@@ -98,9 +104,13 @@ def _of_steps(named: Subject) -> Iterator[LawAnswer]:
 
 
 def steps_stay(subject: Subject) -> bool:
-    """Return whether steps behind a cache of these inputs give what one pass gives, without any other form tried.
+    """Return whether decoding in steps with a cache gives the outputs of one pass.
 
-    Not asked of a decoder behind an encoder, which each step would run again.
+    Only a cache that the model makes itself, or that was given in the inputs, is tried. A decoder behind an encoder is
+    not tried and counts as True, because each step would run the encoder again.
+
+    Raises:
+        NotAsked: The steps can't be run.
     """
     named = subject.by_name()
     content = tokens_of_decoder(named)

@@ -42,7 +42,13 @@ _CACHE_OUTPUT = re.compile(r"past|cache|mems|present")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield one answer."""
+    """Yield one answer: whether other tokens from a position on leave the outputs before it as they are.
+
+    A violation is "critical" if the model declares causal attention, and a note for a language model that does not.
+
+    Raises:
+        NotAsked: No output moves at all, nothing says that the model is causal, or it declares a lookahead.
+    """
     content = tokens_of_decoder(subject)
     batch, length = content.tensor.shape[:2]
     run = _run(subject, content)
@@ -108,9 +114,10 @@ def _run(subject: Subject, content: Content) -> _CutRun:
 
 
 def earlier_stay(subject: Subject) -> bool:
-    """Return whether other tokens from the later cut on, and another seed, move no position before it.
+    """Return whether new tokens from the later cut position on, and another seed, change no output before it.
 
-    If an attention rotates, the run is traced, and the law `configured` reads the rotations from it.
+    The result is also kept in `subject.earlier_stay`. Outputs at padding are not compared. If an attention rotates q
+    and k, the run is traced and kept in `subject.traced_cut`.
     """
 
     def traced_outputs(changes: dict[str, Tensor]) -> Outputs:

@@ -67,7 +67,13 @@ class _Turning:
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield for each field the broken answers, one for each message, or else one answer that the field is kept."""
+    """Yield whether the run does what the config states about masks, output gates and rotary embeddings.
+
+    For each field there are the broken answers, one for each distinct message, or else one answer.
+
+    Raises:
+        NotAsked: The config states nothing about these, or no attention rotates q and k.
+    """
     answers = [*of_masks(subject)]
     turned: list[_Turning] = []
     with suppress(NotAsked) if answers else nullcontext():  # masks have answered without a run
@@ -95,7 +101,15 @@ def without_values(subject: Subject) -> Iterator[LawAnswer]:
 
 
 def by_field(answers: list[LawAnswer]) -> Iterator[LawAnswer]:
-    """Yield for each field the broken answers, one for each message, or else one answer that the field is kept."""
+    """Yield for each field one answer if it is kept, else its broken answers.
+
+    Args:
+        answers: Answers of all layers; `about` names the config field.
+
+    Yields:
+        The broken answers of a field, each message once at the first layer that has it. If there are none, one answer:
+        kept if a layer shows that, else not asked.
+    """
     for about in dict.fromkeys(answer.about for answer in answers):
         of_field = [answer for answer in answers if answer.about == about]
         found: dict[str, LawAnswer] = {}  # each message once, at the first layer that has it

@@ -29,7 +29,12 @@ CAUSAL_KINDS = ("causal", "causal_lower_right")
 
 
 def of_masks(subject: Subject, *, static: bool = False) -> Iterator[LawAnswer]:
-    """Yield an answer for each layer and each declared field that its mask shows."""
+    """Yield for each attention whether its mask shows the sliding window and the direction that the config declares.
+
+    Args:
+        subject: The model with the attentions of its ordinary run, whose masks are compared; nothing is run.
+        static: Whether that run was on the meta device, without values.
+    """
     for judged in subject.calls:
         call = judged.call
         module, config = module_at(subject.module, call.site), config_at(subject.module, call.site)

@@ -68,7 +68,10 @@ class _Taker:
 
 
 def of_gates(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield an answer for each attention and each declared field that its run shows."""
+    """Yield for each attention whether the factor on v and the output gate that the config declares show in its run.
+
+    The first call of each attention is compared. Attentions whose config declares neither have no answer.
+    """
     for judged in subject.calls:
         call = judged.call
         config = config_at(subject.module, call.site, OUTPUT_FIELDS)

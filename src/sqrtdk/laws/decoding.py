@@ -54,7 +54,7 @@ class DecodingStep:
 
 
 def cache_arguments(subject: Subject) -> list[str]:
-    """Return the names of forward's arguments that may be a cache."""
+    """Return the names of arguments of forward, and of given inputs, that look like a cache: `past_key_values`, ..."""
     names = {**forward_arguments(subject.module), **subject.inputs}
     return [name for name in names if _CACHE_ARGUMENT.search(name) and not _NO_CACHE.search(name)]
 
@@ -66,7 +66,7 @@ def offset_argument(subject: Subject) -> str | None:
 
 
 def switches(subject: Subject) -> dict[str, bool]:
-    """Return the arguments that ask for a cache, set to True: `use_cache`."""
+    """Return the arguments of forward that ask for a cache, such as `use_cache`, each with the value True."""
     return {name: True for name in forward_arguments(subject.module) if _CACHE_SWITCH.search(name)}
 
 
@@ -221,9 +221,16 @@ def _cut(name: str, value: Any, content: Content, first: int, last: int) -> Any:
 
 
 def misaligned(step: Subject, rows: int, cached: int) -> tuple[str, Message] | None:
-    """Return site and message of the first attention of a step that can't see its cached keys, or None.
+    """Run a decoding step under a trace, and return its first attention that does not see the cached keys, or None.
 
-    Either its causal mask begins at the first key although cached keys come before the rows, or it has no cached keys.
+    Args:
+        step: The model with the inputs of the step, cache included.
+        rows: Number of tokens of the step.
+        cached: Number of tokens in the cache, for the message.
+
+    Returns:
+        The module path of the attention, and a message: the attention has no more keys than queries, so the cache is
+        not used, or its causal mask is aligned to the first key, although cached keys come before the queries.
     """
     with trace(step.module, stats=False, numeric=False) as traced:
         step.run({})

@@ -25,7 +25,11 @@ _OFFSET_INPUTS = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield one answer."""
+    """Yield one answer: whether other content of the first of several packed documents leaves the others as they are.
+
+    Raises:
+        NotAsked: The inputs pack no documents, the model has no output per token, or no output moves.
+    """
     starts, document = _documents(subject)
     found = [content for content in contents(subject) if content.tensor.shape[:2] == document.shape]
     if not found:

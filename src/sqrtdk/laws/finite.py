@@ -18,7 +18,13 @@ LAW = "finite"
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield one answer; its finding is made by the rule `nonfinite`."""
+    """Yield one answer: whether the outputs for the unchanged inputs are free of NaN and plus infinity.
+
+    The finding that locates the fault is made by the rule `nonfinite`.
+
+    Raises:
+        NotAsked: The model returns no floating-point tensor.
+    """
     outputs = (subject.itself or subject).base
     if not outputs:
         raise NotAsked(Message("laws.asking.no_floating_output"))

@@ -147,7 +147,17 @@ def in_encoder(path: str) -> bool:
 
 
 def taken_by(subject: Subject, site: str, batch: int, length: int) -> Tensor | None:
-    """Return the hidden states (B, n, E), or heads as (B, n, H, E), that the module at a path or one around it gets.
+    """Return the hidden states that an attention, or a module around it, receives as input; None if not found.
+
+    Args:
+        subject: The model, which is run once.
+        site: Path of the attention. It and the modules around it, except the model itself, are asked, the innermost
+            first.
+        batch: Batch size B.
+        length: Number of tokens n.
+
+    Returns:
+        The first floating-point input of shape (B, n, E), or of (B, H, n, E), which is returned as (B, n, H, E).
 
     Raises:
         NotAsked: The model raises.

@@ -23,7 +23,11 @@ from sqrtdk.tracing.records import AttentionCall
 
 
 def first_tokens(subject: Subject) -> Subject | None:
-    """Return the model with the first tokens of its inputs, or None if they may not stand for all of them."""
+    """Return the model with its inputs cut to the first tokens, to make runs cheap, or None if they can't be cut.
+
+    The cut inputs are run once under a trace. The result is None if their number of tokens can't be reduced (see
+    `sqrtdk.audit.first_tokens.fewer_tokens`), if this run fails, or if an attention in it does not see the same keys.
+    """
     length = _length(subject)
     calls = [judged.call for judged in subject.calls]
     fewer = None if length is None else fewer_tokens(calls, subject.config, length)
@@ -50,7 +54,10 @@ def first_tokens(subject: Subject) -> Subject | None:
 
 
 def stand_for_all(answers: list[LawAnswer]) -> bool:
-    """Return whether what was answered of the first tokens holds of the whole inputs."""
+    """Return whether answers for the first tokens also hold for the whole inputs.
+
+    They do if each is "kept", or "not asked" for a reason that does not lie in the number of tokens.
+    """
     return all(answer.state == KEPT or (answer.state == NOT_ASKED and not answer.by_length) for answer in answers)
 
 

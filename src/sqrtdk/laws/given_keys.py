@@ -28,7 +28,12 @@ GIVEN, EMPTY = "laws.cache.about.given_keys", "laws.cache.about.empty_slots"
 
 
 def given_keys(subject: Subject, content: Content) -> Iterator[LawAnswer]:
-    """Yield one answer for a module that takes cached keys and values as two tensors and returns none."""
+    """Yield one answer for a module whose forward takes cached keys and values as two tensors and returns none.
+
+    Args:
+        subject: The module with its inputs by name.
+        content: The input whose positions are decoded in steps.
+    """
     try:
         yield _answer_on_keys(subject, content)
     except NotAsked as error:
@@ -138,7 +143,11 @@ def _unlike(full: Outputs, step: Outputs, content: Content, cached: int) -> Tens
 
 
 def empty_slots(subject: Subject) -> LawAnswer | None:
-    """Return the answer for empty slots: rows must not see keys that were never written. None if keys have no slots."""
+    """Return the answer whether queries see cache slots that were never written, or None if no attention has slots.
+
+    Runs the model once under a trace. If such keys are visible, the answer is broken with a warning at the first
+    attention that sees some.
+    """
     if not any(_has_slots(judged.call) for judged in subject.calls):
         return None
     with trace(subject.module, stats=False, numeric=False, keep=True) as traced:

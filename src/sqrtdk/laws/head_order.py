@@ -58,7 +58,14 @@ class HeadMove:
 
 
 def new_places(heads: int, groups: int) -> tuple[list[int], list[int]]:
-    """Return the head that each query head becomes, and the same for the heads of keys and values.
+    """Return a permutation of query heads and of key heads that keeps each query head with its key head.
+
+    Args:
+        heads: Number of query heads, a multiple of `groups`.
+        groups: Number of key heads.
+
+    Returns:
+        For each query head the index that it gets, and the same for the heads of keys and values.
 
     Example:
         >>> new_places(4, 2), new_places(3, 1), new_places(2, 2)
@@ -71,7 +78,11 @@ def new_places(heads: int, groups: int) -> tuple[list[int], list[int]]:
 
 
 def move_heads(subject: Subject, call: CallTensors) -> HeadMove:
-    """Return the move of an attention's heads.
+    """Return a permutation of an attention's heads, with the weights that carry it out.
+
+    Args:
+        subject: The model.
+        call: The attention with its q, k and v, which must be rows of projection weights.
 
     Raises:
         NotAsked: q, k or v of a head is not known rows of a weight, or the heads make no groups.
@@ -217,7 +228,12 @@ def _axis_of_rows(parameter: Tensor, projection: Projection) -> tuple[int, int]:
 
 @contextmanager
 def exchanged_parameters(module: nn.Module, parameters: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let a module hold other tensors in the place of its parameters, wherever it holds them; they are not written."""
+    """Replace parameters of a module by other tensors within the block; the original parameters are not written to.
+
+    Args:
+        module: The module. A parameter that several submodules share is replaced in each of them.
+        parameters: The replacements by the parameter's dotted name.
+    """
     places: list[tuple[nn.Module, str, nn.Parameter]] = []
     try:
         for name, tensor in parameters.items():

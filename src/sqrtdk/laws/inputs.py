@@ -62,12 +62,16 @@ class MaskInput:
     inverted: bool = False  # 1 marks padding
 
     def hiding(self, hidden: Tensor) -> Tensor:
-        """Return the mask that hides other positions, in its own dtype and with its own numbers."""
+        """Return a mask of the same dtype and convention that hides the positions where `hidden` (B, n) is True."""
         return (hidden if self.inverted else ~hidden).to(self.tensor.dtype)
 
 
 def contents(subject: Subject) -> list[Content]:
-    """Return the inputs that are content, those with positions first."""
+    """Return the inputs that hold the data of the samples, not masks, positions or lengths.
+
+    Floating-point tensors of 2 to 5 axes and integer tensors of 2 axes count. Those with an axis of positions come
+    first.
+    """
     kept = []
     for name, value in subject.tensors.items():
         if MASK_WORDS.search(name) or _BESIDE_CONTENT.search(name) or value.is_nested or value.dtype is torch.bool:
@@ -93,7 +97,11 @@ def goes_with(name: str, content: Content) -> bool:
 
 
 def mask_inputs(subject: Subject) -> Iterator[MaskInput]:
-    """Yield the inputs that are masks: bool, 0 and 1, or 0 and negative numbers."""
+    """Yield the inputs that are masks: bool, of 0 and 1, or of 0 and negative numbers.
+
+    For a (B, n) mask of bool or of 0 and 1, `hidden` says which positions it hides; for a square or additive mask, and
+    one of more axes, it is None.
+    """
     for name, value in subject.tensors.items():
         if value.is_nested or not value.numel() or not (MASK_WORDS.search(name) or value.dtype is torch.bool):
             continue
@@ -109,7 +117,7 @@ def mask_inputs(subject: Subject) -> Iterator[MaskInput]:
 
 
 def lengths(subject: Subject) -> Iterator[str]:
-    """Yield the names of inputs that are lengths of samples: whole numbers, or shares such as `wav_lens`."""
+    """Yield the names of (B,) inputs that are lengths of samples: whole numbers, or shares such as `wav_lens`."""
     for name, value in subject.tensors.items():
         if _LENGTH_WORDS.search(name) and value.dim() == 1 and bool((value > 0).all()) and "cu_" not in name:
             yield name
@@ -128,9 +136,10 @@ def restarts(positions: Tensor) -> Tensor:
 
 
 def content_of(subject: Subject, mask: MaskInput) -> list[Content]:
-    """Return the content that a (B, n) mask is about: the content of its shape, and of its name if several fit.
+    """Return the content inputs that a (B, n) mask belongs to; empty if none has its shape.
 
-    `encoder_attention_mask` goes with `encoder_hidden_states`, `attention_mask` with `input_ids`.
+    Among several of its shape the name decides: `encoder_attention_mask` goes with `encoder_hidden_states`, and
+    `attention_mask` with `input_ids`.
     """
     fits = [content for content in contents(subject) if content.tensor.shape[:2] == mask.tensor.shape]
     stem = re.sub(r"(_?(attention|key|padding|pad|features?))*_?mask$", "", mask.name).strip("_")
@@ -142,11 +151,21 @@ def content_of(subject: Subject, mask: MaskInput) -> list[Content]:
 def other_content(
     subject: Subject, content: Content, where: Tensor, salt: int = 1, *, specials: bool = False
 ) -> Tensor:
-    """Return the content with other values at the marked positions (B, n), or in the marked samples (B,).
+    """Return a copy of a content input with other values at some positions.
 
-    Ids are drawn from those in the inputs, except the largest. Special ids (the config's `pad_token_id` and alike) are
-    never drawn, because models count tokens and find their output by them. Positions with special ids keep them, unless
-    `specials` is set.
+    Ids are drawn from those in the inputs, except the largest, because some models look for it. Special ids (the
+    config's `pad_token_id` and the like) are never drawn. Features and pixels become noise with the mean and the
+    standard deviation of the whole input.
+
+    Args:
+        subject: The model; its seed is that of the draw.
+        content: The input.
+        where: True at the positions (B, n) or samples (B,) to change.
+        salt: Added to the seed, for different draws.
+        specials: Whether positions that hold special ids are changed as well.
+
+    Returns:
+        A tensor of the same shape and dtype; the input itself if it has too few different ids to choose from.
     """
     value = content.tensor
     marked = where.to(value.device).reshape(where.shape + (1,) * (value.dim() - where.dim())).expand_as(value)

@@ -32,7 +32,12 @@ LAW = "left_padding"
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield one answer."""
+    """Yield one answer: whether the outputs of the tokens are the same with padding on the left as on the right.
+
+    Raises:
+        NotAsked: No self-attention has a row for each token, one is not causal, the outputs are not finite, the model
+            adds absolute positions that it can't be given, or the mask changes nothing.
+    """
     named = subject.by_name()
     content = tokens_of_decoder(named)
     both = pad_both_sides(named, content)

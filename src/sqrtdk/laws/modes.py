@@ -47,7 +47,10 @@ _LOSS = re.compile(r"loss|(^|_)aux")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield one answer for a batch of one, and one for training mode."""
+    """Yield two answers: are outputs the same alone as in a batch, and in training mode as in evaluation mode?
+
+    Dropout is off in training mode. A comparison that can't be made gives the answer "not asked" with the reason.
+    """
     for about, answer in ((ONE, _of_one), (TRAIN, _of_train)):
         try:
             yield answer(subject)

@@ -146,7 +146,12 @@ def _largest_beside(values: Tensor, bar: float, still: Tensor) -> _Beside:
 
 
 def any_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
-    """Return whether any output moved, or the two runs have different outputs."""
+    """Return whether the outputs of two runs differ by more than rounding, or have different names.
+
+    Args:
+        before: Outputs of the first run by name.
+        after: Outputs of the second run by name.
+    """
     return before.keys() != after.keys() or any(bool(moved_entries(x, after[name]).any()) for name, x in before.items())
 
 
@@ -187,16 +192,25 @@ def position_axes(outputs: Mapping[str, Tensor], batch: int, length: int) -> dic
 
 
 def is_logits(tensor: Tensor, length: int) -> bool:
-    """Return whether the tensor may hold logits before their mask, (B, H, n, n): a row has a number for every key.
+    """Return whether an output may hold unmasked attention logits (B, H, n, n) rather than attention weights.
 
-    x-transformers returns them as `pre_softmax_attn`. A tensor without negative numbers
-    is not taken for logits: it may hold attention weights.
+    x-transformers returns them as `pre_softmax_attn`.
+
+    Args:
+        tensor: The output. Without negative numbers it is taken for weights.
+        length: Number of positions n.
     """
     return tensor.dim() == 4 and tensor.shape[2:] == (length, length) and bool((tensor < 0).any())
 
 
 def moved_positions(before: Tensor, after: Tensor, axis: int) -> Tensor:
-    """Return which positions of each sample moved, (B, n)."""
+    """Return which positions of each sample changed by more than rounding, as bool (B, n).
+
+    Args:
+        before: An output of the first run, with the batch on axis 0.
+        after: The same output of the second run.
+        axis: The axis of the n positions, at least 1; all other axes are reduced with `any`.
+    """
     entries = moved_entries(before, after)
     others = [place for place in range(1, entries.dim()) if place != axis]
     return entries.any(dim=others) if others else entries

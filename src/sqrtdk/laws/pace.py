@@ -27,18 +27,22 @@ class Pace:
 
     @property
     def is_up(self) -> bool:
-        """Whether one more run, if it takes as long as the last, would end after the time is up."""
+        """Whether another run as long as the last one would exceed the time limit; False without a limit."""
         return self.most is not None and time.monotonic() - self._began + self.run_seconds > self.most
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """Take the time of a run."""
+        """Measure the time of the block as that of one run, and keep it in `run_seconds`."""
         start = time.monotonic()
         yield
         self.run_seconds = time.monotonic() - start
 
     def left(self, runs: int) -> Message | None:
-        """Return how long so many runs still take, in words, or None if that is not worth telling."""
+        """Return how long further runs will take as text in seconds or minutes, or None if that is too short to mention.
+
+        Args:
+            runs: Number of runs that are left; the time limit, if there is one, bounds the result.
+        """
         seconds = runs * self.run_seconds
         if self.most is not None:
             seconds = min(seconds, self.most - (time.monotonic() - self._began))

@@ -33,10 +33,15 @@ class Padded:
 
 
 def mask_name(subject: Subject, content: Content) -> str | None:
-    """Return the argument that hides padding among the tokens, of the inputs or of a Hugging Face forward, or None.
+    """Return the argument of forward that hides padding among the tokens, or None.
 
-    The decoder of an encoder-decoder model begins with one token. Nobody pads before it, unless the inputs have a mask
-    for it.
+    It is a mask among the inputs that belongs to the content, or else `attention_mask` of a Hugging Face forward. None
+    for the decoder of an encoder-decoder model unless the inputs have a mask for it, because nobody pads before its
+    first token.
+
+    Args:
+        subject: The model with its inputs.
+        content: The tokens.
     """
     for mask in mask_inputs(subject):
         if mask.hidden is not None and any(one.name == content.name for one in content_of(subject, mask)):
@@ -48,12 +53,12 @@ def mask_name(subject: Subject, content: Content) -> str | None:
 
 
 def takes_positions(subject: Subject, content: Content) -> bool:
-    """Return whether forward takes the position of each token."""
+    """Return whether forward takes `position_ids` for this content; False for `decoder_...` content."""
     return _POSITION_INPUT in forward_arguments(subject.module) and not content.name.startswith("decoder")
 
 
 def with_positions(subject: Subject, content: Content) -> Subject:
-    """Return the subject with position_ids that count from 0."""
+    """Return the model with its inputs and `position_ids` (B, n) that count from 0 in every sample."""
     batch, length = content.tensor.shape[:2]
     positions = torch.arange(length, device=content.tensor.device).expand(batch, length)
     return subject.over({**subject.inputs, _POSITION_INPUT: positions.clone()})
@@ -140,7 +145,11 @@ def _pad_id(subject: Subject) -> int | None:
 
 
 def self_attentions(subject: Subject, content: Content) -> list[AttentionCall]:
-    """Return the self-attentions with a row for each token, as they run without hidden padding."""
+    """Return the self-attention calls with as many queries as the content has positions.
+
+    If a mask hides positions of the content, the model runs once more, with a mask that hides none, and the calls of
+    that run are returned. Attentions of the encoder are left out for the content of a decoder.
+    """
     calls = list(calls_inside(subject, None))
     name = mask_name(subject, content)
     given = next((mask for mask in mask_inputs(subject) if mask.name == name), None)

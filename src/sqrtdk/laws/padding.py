@@ -43,7 +43,11 @@ _CAUSAL_OR_WINDOW = ("causal", "causal_lower_right", "window")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield an answer for each mask, and for each argument of lengths."""
+    """Yield for each mask, and for each input of lengths, whether the content at hidden positions has no influence.
+
+    Raises:
+        NotAsked: The inputs have neither.
+    """
     found, sizes = list(mask_inputs(subject)), list(lengths(subject))
     if not (found or sizes):
         raise NotAsked(Message("laws.padding.no_mask"))

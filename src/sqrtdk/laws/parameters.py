@@ -62,7 +62,14 @@ class _HeldParameter:
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield an answer for each parameter without a part in the output, or one answer if all have theirs."""
+    """Yield whether what an attention holds beside its projections (sinks, gains, gates) influences its output.
+
+    There is a broken answer for each parameter or submodule without influence; if there are none, one answer that the
+    law is kept.
+
+    Raises:
+        NotAsked: There is nothing to ask, or outputs of 0 decide nothing.
+    """
     run = traced(subject)
     rounds = _rounds(subject, run, parts_without_part(subject))
     if not rounds:

@@ -32,7 +32,14 @@ _KNOWN_CODE = ("transformers.", "diffusers.")
 
 
 def parts_without_part(subject: Subject) -> dict[str, list[str]]:
-    """Return for one attention of every class, by path, its submodules that no gradient of its output reaches."""
+    """Return the submodules of attentions that receive no gradient from the attention's output.
+
+    One attention of each class is examined, with one backward-capable run for all. Classes of known libraries are
+    skipped.
+
+    Returns:
+        A dict from the path of the attention to the names of such submodules. Empty if autograd refuses the run.
+    """
     run = traced(subject)
     asked: dict[type[nn.Module], str] = {}
     for tensors in run.calls.values():

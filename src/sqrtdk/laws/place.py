@@ -53,7 +53,13 @@ class _Entrance:
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield an answer for each attention that breaks the law, and one each for split and merge if none does."""
+    """Yield whether each token stays in its own row when channels are split into heads and when heads are merged.
+
+    There is an answer for each distinct violation of the split or of the merge, and one for either without a violation.
+
+    Raises:
+        NotAsked: No attention was traced.
+    """
     run = traced(subject)
     calls = _distinct(subject, list(run.calls.values()))
     if not calls:

@@ -73,7 +73,7 @@ class DeclaredRotation:
 
     @property
     def scaled(self) -> bool:
-        """Whether the law changes the base's frequencies even on short inputs."""
+        """Whether the RoPE type changes the frequencies even on inputs no longer than those of training."""
         return self.law not in ("default", "mrope", "dynamic")
 
     def tables(self, width: int, head_dim: int, length: int, longest: float | None) -> list[Tensor] | None:
@@ -97,7 +97,7 @@ class DeclaredRotation:
 
     @property
     def named_law(self) -> str:
-        """The law with its factor, if it has one."""
+        """The RoPE type as text, with its `factor` if the config states one."""
         factor = as_number(self.block.get("factor"))
         if factor is None:
             return self.law
@@ -128,7 +128,14 @@ class _LawArguments:
 
 
 def declared_rotation(config: Any, module: nn.Module | None, layer: int | None, head_dim: int) -> DeclaredRotation:
-    """Return what a config states about the rotary embedding of a layer."""
+    """Return what a config states about the rotary embedding of a layer: base, rotated width, type and its parameters.
+
+    Args:
+        config: The config.
+        module: The attention's module, or None; it may select the layer's type.
+        layer: 0-based number of the layer, or None.
+        head_dim: Size of a head, of which a declared share is rotated.
+    """
     block = rope_parameters(config, module, layer) or {}
     name = next((name for name in ROPE_BLOCKS if field(config, name) is not None), "")
     places = [(f"{name}.", block), ("", config)]
@@ -284,7 +291,16 @@ FREQUENCY_LAWS: dict[str, Callable[[_LawArguments], Tensor | None]] = {
 
 
 def scaled_frequencies(law: str, base: float, width: int, block: Mapping[str, Any]) -> Tensor | None:
-    """Return the frequencies (width / 2,) of a law with the parameters of a config's block, or None if one is missing.
+    """Return the rotary frequencies of a RoPE type with the parameters of a config, or None if a parameter is missing.
+
+    Args:
+        law: The RoPE type, a key of `FREQUENCY_LAWS`: "default", "linear", "yarn", ...
+        base: The base theta.
+        width: Number of rotated channels.
+        block: The config's RoPE parameters by name, such as `factor`.
+
+    Returns:
+        One frequency in radians per position for each pair of channels, (width / 2,).
 
     Example:
         >>> scaled_frequencies("linear", 100.0, 4, {"factor": 4.0}).tolist()

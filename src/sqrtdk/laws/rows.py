@@ -16,7 +16,13 @@ from sqrtdk.laws.subject import Outputs, Subject
 
 
 def runs_of(subject: Subject, changes: Sequence[Mapping[str, Any]]) -> list[Outputs]:
-    """Return the outputs for each of several changes of the inputs.
+    """Return the outputs for each of several changes of the inputs, in their order.
+
+    If samples are known not to influence one another, all are run as the rows of one batch.
+
+    Args:
+        subject: The model.
+        changes: For each run, the inputs that are replaced, by name.
 
     Raises:
         NotAsked: The model raises on these inputs.

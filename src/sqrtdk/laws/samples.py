@@ -65,7 +65,13 @@ class Batches:
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield one answer."""
+    """Yield one answer: whether the outputs of a sample are independent of the other samples in its batch.
+
+    The answer is also "kept", with the reason, if an input declares that samples are grouped.
+
+    Raises:
+        NotAsked: No output moves with the content of the inputs, or the axis of the batch is not known.
+    """
     found = batches(subject)
     # A sample that has its outputs without the others as well has them whatever the others are, if no content decides
     # how long an output is: a sample of speech that others make longer is padded, and its own is not seen to be.
@@ -90,14 +96,14 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
 
 
 def of_given_lengths(found: Batches) -> bool:
-    """Return whether outputs of three axes or more have as many positions as some input has."""
+    """Return whether each output of three or more axes has an axis (beyond the batch) as long as some input."""
     given = {content.length for content in contents(found.many)}
     outputs = (found.many.base[name] for name in found.names)
     return all(x.dim() < 3 or not given.isdisjoint(x.shape[1:]) for x in outputs)
 
 
 def same_alone(found: Batches) -> bool:
-    """Return whether the sample has the same outputs in the batch as alone."""
+    """Return whether a sample has the same outputs, up to rounding, in the batch as alone; kept in `found.apart`."""
     if found.apart is None:
         before, own = found.many.base, slice(found.stays, found.stays + 1)
         alone = {name: before[name].clone() for name in found.names}
@@ -108,13 +114,16 @@ def same_alone(found: Batches) -> bool:
 
 
 def others_differ(found: Batches) -> bool:
-    """Return whether a sample of other content has other outputs."""
+    """Return whether some sample of the batch has other outputs than the compared one, beyond rounding."""
     before, own = found.many.base, slice(found.stays, found.stays + 1)
     return any(bool(moved_entries(one := before[name], one[own].expand_as(one)).any()) for name in found.names)
 
 
 def mixed(found: Batches) -> bool:
-    """Return whether the sample's outputs move with the other samples, from an earlier run or from one of its own."""
+    """Return whether a sample's outputs change when the other samples of its batch get other content.
+
+    The result is kept in `found.mixed`; the model runs only if no earlier law has set it.
+    """
     if found.mixed is None:
         changes = _others_changed(found.many, torch.arange(found.size) != found.stays, found.stays)
         found.mixed = _count_moved(found, changes) > 0

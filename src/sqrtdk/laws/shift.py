@@ -39,7 +39,14 @@ _POSITION_INPUTS = ("position_ids", "positions", "pos_ids", "pos")
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield one answer."""
+    """Yield one answer: whether rotary attention depends on differences of positions alone.
+
+    All `position_ids` are increased by the same number; no output may change by more than rounding.
+
+    Raises:
+        NotAsked: No attention rotates q and k, one depends on absolute positions by design (norm after the rotation,
+            scale per query, blocks), or positions change nothing.
+    """
     named = subject.by_name()
     content = tokens_of_decoder(named)
     batch, length = content.tensor.shape[:2]

@@ -29,9 +29,10 @@ AGAIN_IF_LARGE = (1,)
 
 
 def steady(subject: Subject) -> bool:
-    """Return whether a second run in evaluation mode, with another seed, gives the same outputs.
+    """Return whether a second run in evaluation mode, with another seed, gives the same outputs up to rounding.
 
-    A traced run that had another seed is such a run. It may take other kernels, so one that differs decides nothing.
+    The result is kept in `subject.steady`. A traced run with that seed saves the second run if its outputs agree; if
+    they do not, a plain run decides, because a trace may use other kernels.
     """
     if subject.steady is None:
         seed, traced = subject.seed + 1, subject.traced
@@ -41,7 +42,16 @@ def steady(subject: Subject) -> bool:
 
 
 def confirmed(ask: Callable[[], list[LawAnswer]], subject: Subject, *, large: bool = False) -> list[LawAnswer] | None:
-    """Ask a law, and again if it looks broken; return its answers, or None if the outputs differ from run to run."""
+    """Ask a law, and ask it again if it looks broken, to exclude outputs that differ from run to run.
+
+    Args:
+        ask: Asks the law and returns its answers.
+        subject: The model; its kept runs are dropped before the law is asked again.
+        large: Whether the model is large, so that fewer runs are repeated.
+
+    Returns:
+        The answers of the first time, or None if runs of the unchanged inputs differ or the violation does not recur.
+    """
     shared = subject.shares_runs
     answers = ask()
     broken = _broken(answers)
@@ -64,7 +74,11 @@ def confirmed(ask: Callable[[], list[LawAnswer]], subject: Subject, *, large: bo
 
 
 def outputs_move(subject: Subject) -> bool:
-    """Return whether some output moves with the content of the inputs; laws that have seen it say so without a run."""
+    """Return whether some output changes with the content of the inputs; the result is kept in `subject.moves`.
+
+    Runs the model once with other content, unless a law has already seen it. If there is no content to change, an
+    output with unequal numbers counts as one that does.
+    """
     if subject.moves is None:
         changes = {one.name: other_content(subject, one, _everywhere(one)) for one in contents(subject)}
         if any(not torch.equal(changes[name], subject.tensors[name]) for name in changes):

@@ -106,7 +106,7 @@ class Subject:
 
     @property
     def base(self) -> Outputs:
-        """The outputs for the unchanged inputs."""
+        """The outputs for the unchanged inputs, by name; computed by one run when first read, then kept."""
         if self._base is None:
             self._base = next((y for inputs, y in self.rows if _are_equal(inputs, self.inputs)), None)
         if self._base is None:
@@ -120,7 +120,12 @@ class Subject:
         return self._base_returned if self.base else None
 
     def take(self, outputs: Outputs, returned: Any = None) -> None:
-        """Use the outputs of an earlier run as those for the unchanged inputs, instead of running them again."""
+        """Use the outputs of an earlier run for the unchanged inputs, so that `base` needs no run.
+
+        Args:
+            outputs: Outputs by name; with an empty dict `base` runs the model as usual.
+            returned: What forward returned in that run, kept in `returned_before`.
+        """
         self._base, self._base_returned, self.taken = outputs or None, None, bool(outputs)
         self.returned_before = returned
 
@@ -130,7 +135,7 @@ class Subject:
         self.forget_runs()
 
     def leave_taken(self) -> None:
-        """Run the unchanged inputs plainly if the outputs are those of an earlier run."""
+        """Drop outputs that were taken from an earlier run, so that `base` runs the model when it is next read."""
         if self.taken:
             self._base, self.taken = None, False
 
@@ -145,12 +150,12 @@ class Subject:
         return self.traced is not None or self.batches is not None
 
     def forget_runs(self) -> None:
-        """Make the laws run anew what they share."""
+        """Drop the traced run and the batch runs that laws share, so that the next law makes them anew."""
         self.traced = self.batches = None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The inputs that are tensors."""
+        """The inputs that are tensors, by name; other inputs (None, numbers, caches) are left out."""
         return {name: value for name, value in self.inputs.items() if isinstance(value, Tensor)}
 
     def run(self, changes: Mapping[str, Any], *, seed: int | None = None) -> Outputs:
@@ -203,7 +208,10 @@ class Subject:
         return Message(said, model=model, error=kind_and_text(error, max(room, _LEAST_ERROR_CHARACTERS)))
 
     def over(self, inputs: Mapping[str, Any]) -> Subject:
-        """Return the same model with other inputs."""
+        """Return a new subject with the same module, calls, config and seed, and with other inputs.
+
+        Kept runs are not carried over, except runs of stacked rows; the time limit is shared.
+        """
         return Subject(
             self.module, dict(inputs), self.positional, self.calls, self.config, self.seed, self.findings, self.packed,
             pace=self.pace, itself=self.itself, rows=self.rows,
@@ -242,7 +250,15 @@ def subject_of(
     module: nn.Module, inputs: Inputs, calls: tuple[JudgedCall, ...] = (), config: Any = None, *, seed: int = 0,
     large: bool = False,
 ) -> Subject:  # fmt: skip
-    """Return the model as laws ask it; a half-precision model is copied to float32 unless it is large.
+    """Return a model in the form in which laws are asked of it.
+
+    Args:
+        module: The module, in evaluation mode.
+        inputs: Inputs by name, or in the order of forward's arguments.
+        calls: The judged attentions of an ordinary run.
+        config: The model's config, or None.
+        seed: Seed of every run.
+        large: Whether the model is large. Any other model with half-precision weights is copied to float32.
 
     Raises:
         NotAsked: The model computes in half precision and can't be copied.

@@ -61,7 +61,14 @@ class Traced:
 
 
 def traced(subject: Subject, *, seed: int | None = None) -> Traced:
-    """Return the traced run for the unchanged inputs; it is run once, with this seed or the subject's own, and kept."""
+    """Return the traced run for the unchanged inputs, with the inputs and outputs of the modules around its attentions.
+
+    It is run when first asked for, and kept in `subject.traced`.
+
+    Args:
+        subject: The model.
+        seed: Seed of the run if it is not kept yet; None for the subject's own.
+    """
     if subject.traced is None:
         passages: dict[str, Passage] = {}
         paths = {path for judged in subject.calls for path in upwards(judged.call.site)}
@@ -76,7 +83,15 @@ def traced(subject: Subject, *, seed: int | None = None) -> Traced:
 
 
 def run_traced(subject: Subject, changes: Mapping[str, Any] | None = None, *, seed: int | None = None) -> Traced:
-    """Run the model and keep the tensors of each attention.
+    """Run the model under a trace that keeps the tensors of each attention.
+
+    Args:
+        subject: The model.
+        changes: Inputs to replace, by name; None for none.
+        seed: Seed of the run; None for the subject's own.
+
+    Returns:
+        The tensors of each attention by (site, index), the outputs, and the parameters that nothing read.
 
     Raises:
         NotAsked: The model raises.
@@ -123,9 +138,10 @@ def _beside(module: nn.Module, site: str) -> list[str]:
 
 
 def may_end_early(module: nn.Module) -> bool:
-    """Return whether a run may end before its last module: no hook has to put weights back behind the modules around.
+    """Return whether a run may be stopped before its last module without leaving weights in a wrong place.
 
-    FSDP frees gathered weights there, and accelerate those that it has loaded.
+    False with hooks of accelerate and modules of `torch.distributed` such as FSDP, which move weights back at the end
+    of the enclosing modules.
     """
     parts = list(module.modules())
     kinds = {cls.__module__ for part in parts for cls in type(part).__mro__}
@@ -135,7 +151,15 @@ def may_end_early(module: nn.Module) -> bool:
 
 @contextmanager
 def ended_after(module: nn.Module, paths: Collection[str]) -> Iterator[None]:
-    """End the run within the block once each of these modules has ended its first call. Enter it behind other hooks."""
+    """Stop the forward pass within the block, with `RunEnded`, once the first calls of all these modules have returned.
+
+    Enter it after other hooks, so that these see the last call. The run is not stopped if `paths` is empty, contains ""
+    or a path without a module, or if `may_end_early` is False.
+
+    Args:
+        module: The model.
+        paths: Dotted paths of submodules.
+    """
     left = set(paths)
     parts = {path: part for path in left if path and (part := module_at(module, path)) is not None}
 
@@ -158,7 +182,13 @@ def is_container(module: nn.Module | None) -> bool:
 
 @contextmanager
 def exchanged(module: nn.Module, entering: Entering | None, leaving: Leaving | None) -> Iterator[None]:
-    """Replace the inputs or outputs of a module in its first call within the block."""
+    """Replace the inputs or the output of a module in its first call within the block.
+
+    Args:
+        module: The module.
+        entering: Called with args and kwargs; what it returns replaces them, or None leaves them. None: not called.
+        leaving: Called with the output; what it returns replaces it, or None leaves it. None: not called.
+    """
 
     def begins(place: CallPlace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return entering(args, kwargs) if entering is not None and place[1] == 0 else None

@@ -53,14 +53,22 @@ class _NoDropout(TorchFunctionMode):
 
 @contextmanager
 def without_dropout(module: nn.Module, trains: Callable[[nn.Module], bool]) -> Iterator[None]:
-    """Turn dropout off and set training flags within the block."""
+    """Disable dropout within the block, and set training flags.
+
+    Args:
+        module: The model.
+        trains: Called with each submodule; returns the training flag that it gets within the block.
+    """
     with training_of(module, trains), _NoDropout():
         yield
 
 
 @contextmanager
 def rates_off(module: nn.Module) -> Iterator[None]:
-    """Set rates to 0, and rates of keeping to 1, in attributes of modules and configs and in their dicts."""
+    """Set dropout rates to 0 within the block, and rates of keeping ("keep_prob") to 1; restore them afterwards.
+
+    They are found by name among the float attributes of modules and configs, and in dicts that these hold.
+    """
     held: list[tuple[MutableMapping[str, Any], str, float]] = []
     for fields, named in _fields(module):
         for name, value in list(fields.items()):

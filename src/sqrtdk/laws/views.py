@@ -89,7 +89,15 @@ def _rows(cells: Tensor, features: int, order: Sequence[int], channels_first: bo
 
 
 def merged_right(rows: Tensor, cells: Tensor) -> bool:
-    """Return whether each changed row moved its own row, whatever else it moved."""
+    """Return whether every merged row that belongs to a changed row of a head has moved; others may have, too.
+
+    Args:
+        rows: Which rows of the merged output moved, (B L,) or (L B,).
+        cells: Which rows of single heads were changed, (B, H, L).
+
+    Returns:
+        False also if `rows` has not B L entries.
+    """
     size = cells.shape[0] * cells.shape[2]
     return rows.numel() == size and any(bool((rows & right).sum() == right.sum()) for right in _right(cells))
 

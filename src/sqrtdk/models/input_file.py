@@ -71,10 +71,11 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
 
 
 def check_input_names(tensors: dict[str, Tensor], module: nn.Module) -> None:
-    """Check names against the signature of `module.forward`.
+    """Check that tensors can be passed to `module.forward` by their names, and that no required one is missing.
 
     Raises:
-        ModelError: Unknown or missing names; the message lists those that are accepted.
+        ModelError: A name is unknown, or an argument without a default or the model's main input is missing. The
+            message or hint lists the names that are accepted.
     """
     accepted = forward_arguments(module)
     listed = Message("errors.hint.forward_takes", names=joined([*accepted], "comma") if accepted else "")

@@ -185,7 +185,14 @@ def without_numbers(module: nn.Module, inputs: Inputs | None) -> bool:
 
 
 def move_inputs(inputs: Inputs, module: nn.Module) -> Inputs:
-    """Move tensors to the module's device, and floating-point ones to its dtype.
+    """Return the inputs with tensors on the module's device, and floating-point tensors in its dtype.
+
+    Device and dtype are those of its first floating-point parameter; of a model that accelerate has spread, the device
+    on which it computes. Other values are kept, as are all inputs of a module without such a parameter.
+
+    Args:
+        inputs: A dict or a tuple; the result has the same form.
+        module: The module.
 
     Raises:
         InvalidValueError: An input is on the meta device, but the weights are not.

@@ -49,7 +49,11 @@ class InputRequest:
 
 
 def vocabulary(config: Any, hint: str | None = None) -> int:
-    """Return the number of ids that the model's text part knows.
+    """Return the vocabulary size of a model's text part, `vocab_size` of its config.
+
+    Args:
+        config: The config, whose text sub-config comes first and whose `decoder` comes last.
+        hint: The hint of the error; None for the usual one.
 
     Raises:
         ModelError: The config names no vocabulary size.

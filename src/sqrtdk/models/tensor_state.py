@@ -239,7 +239,13 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def tensor_state(tensor: Tensor, copies: MemoryCopies) -> TensorState:
-    """Return the state of a tensor, with a copy of its numbers, to compare with and to restore after a run."""
+    """Return the state of a tensor before a run: its numbers, layout, gradient and version.
+
+    Args:
+        tensor: The tensor.
+        copies: Takes the copies of the numbers, so that memory which several tensors share is copied once. Numbers for
+            which it has no room are kept as a checksum, and can be compared but not restored.
+    """
     parts = strided_parts(tensor)
     plain = not tensor.is_meta and has_memory(tensor)
     odd = plain and tensor.layout is not torch.strided

@@ -39,7 +39,12 @@ _Rerun = Callable[[Mapping[tuple[str, int], float] | None], Rerun]
 
 
 def enlargement(context: Context) -> dict[tuple[str, int], float]:
-    """Return the factor on q that brings each call's logits to a standard deviation of 4; calls above 3 have none."""
+    """Return the factors on q that make a difference between implementations visible.
+
+    Returns:
+        A dict from (site, index) to 4 / s, where s is the mean over heads of the standard deviation of the logits.
+        Calls with s of at least 3, or without statistics, have no entry.
+    """
     factors = {}
     for judged in context.calls:
         stats = judged.call.stats
@@ -59,7 +64,16 @@ def _tolerance(dtype: str) -> float:
 def call_difference(
     eager: AttentionCall, sdpa: AttentionCall, *, outputs: bool
 ) -> tuple[str, float | None, float] | None:
-    """Return (what differs, value, threshold) for two calls, or None."""
+    """Return how the same call differs between two implementations, or None if it does not.
+
+    Args:
+        eager: The call as eager ran it.
+        sdpa: The call as the other implementation ran it.
+        outputs: Whether to compare the RMS of the outputs as well.
+
+    Returns:
+        A message that says what differs (scale, softcap, mask, output), the value or None, and the threshold.
+    """
     one, two = eager.scale.effective, sdpa.scale.effective
     if one and two and not is_close(two, one):
         message = Message("rules.eager_vs_sdpa.scale", eager=f"{one:.6g}", other=f"{two:.6g}")
@@ -115,7 +129,11 @@ def _costly(model: nn.Module) -> str | None:
 
 
 def compare_eager_sdpa(context: Context) -> Iterable[Finding | NotMeasured]:
-    """Yield at most one finding: on the first site that differs, else on the model's outputs."""
+    """Run a transformers model with both attention implementations, and yield at most one item on how they differ.
+
+    It is a finding on the first attention that differs, else on the model's outputs, or a `NotMeasured` that says why
+    they can't be compared. Nothing is run if the model offers no choice or `context.compare` is "never".
+    """
     model = context.model
     if context.rerun is None or context.compare == "never" or not context.calls or not offers_choice(model):
         return

@@ -94,7 +94,11 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
 
 
 def of_weights(sick: Sequence[str]) -> Finding:
-    """Return the finding on non-finite parameters; the first name is the one reported."""
+    """Return the finding that parameters hold NaN or infinity.
+
+    Args:
+        sick: Names of these parameters, at least one; the finding is located at the module of the first.
+    """
     message = Message("rules.nonfinite.parameters", number=len(sick), name=sick[0])
     if len(sick) == 1:
         message = Message("rules.nonfinite.held", what=Message("rules.nonfinite.parameter", name=sick[0]))

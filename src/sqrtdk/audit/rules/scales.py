@@ -43,7 +43,13 @@ _AXIS_MESSAGES: dict[CallFault, str] = {
 
 
 def on_scales(model: nn.Module, calls: tuple[JudgedCall, ...], mode: str) -> Iterator[Finding]:
-    """Yield the findings of both rules on scales, for calls of a graph."""
+    """Yield the findings of `scale_ledger` and `declared_vs_actual` for the calls of an exported graph.
+
+    Args:
+        model: The modules that the graph names.
+        calls: Its judged calls.
+        mode: "static" or "dynamic".
+    """
     context = Context(model, calls, mode, compare="never")
     sites = [judged.site for judged in calls]
     yield from with_calls_named((*scale_ledger(context), *declared_vs_actual(context)), sites)

@@ -114,12 +114,24 @@ def saturation(context: Context) -> Iterable[Finding]:
 
 @lru_cache(maxsize=256)
 def frozen_entropy(keys: int) -> float:
-    """Return the expected entropy (nats) of a row of `keys` Gaussian logits at the critical standard deviation."""
+    """Return the expected entropy in nats of a softmax over Gaussian logits at their critical standard deviation.
+
+    Args:
+        keys: Number of keys n; the critical standard deviation is sqrt(2 log n).
+    """
     return float(expected_entropy_nats(keys, critical_sigma(keys)))
 
 
 def bar_nats(keys: int, sigma: float) -> float:
-    """Return the least entropy (nats) of a healthy row of `keys` logits whose deviation by the scale is `sigma`."""
+    """Return the least entropy in nats that counts as healthy for the attention weights of one query.
+
+    It is the entropy of Gaussian logits at their critical standard deviation, or a lower one if the declared scale
+    alone makes the logits wider than that.
+
+    Args:
+        keys: Number of visible keys.
+        sigma: Standard deviation of the logits that the declared scale gives; 0 if unknown. A slack of 1.5 is applied.
+    """
     frozen, widest = frozen_entropy(keys), SIGMA_SLACK * sigma
     return frozen if widest <= critical_sigma(keys) else min(frozen, expected_entropy_nats(keys, widest))
 

@@ -41,9 +41,16 @@ _ROTATION_COUNTS = {  # how often q and k are rotated
 def silences(
     model: nn.Module, called: Collection[int], run: Trace
 ) -> tuple[tuple[NotMeasured, ...], tuple[NotMeasured, ...]]:
-    """Return the attentions that were lost or not found, and those that did not run or may be none.
+    """Return the attentions about which a trace says nothing, in two groups.
 
-    `called` are the ids of the modules that ran, from `watch_modules`, and `run` is the trace.
+    Args:
+        model: The model.
+        called: The ids of the modules that ran, from `watch_modules`.
+        run: The trace.
+
+    Returns:
+        Attentions that ran but could not be read or found; and attentions that did not run, with softmaxes that may or
+        may not be attentions.
     """
     unused = [entry.site for entry in run.not_attention if entry.unused]
     accounted_for = [entry.site for entry in run.not_attention if not entry.unused]
@@ -72,7 +79,10 @@ def _with_softmax(silent: NotMeasured, run: Trace) -> NotMeasured:
 
 
 def unmeasured(context: Context) -> Iterable[Finding]:
-    """Yield one finding for each attention that was not judged."""
+    """Yield one finding for each attention that could not be judged, and for each whose logits were not measured.
+
+    Severity "warn" if a scale could not be judged or an attention was lost; else "note".
+    """
     for judged in context.calls:
         call = judged.call
         if call.score == "additive":
@@ -105,12 +115,12 @@ def unmeasured(context: Context) -> Iterable[Finding]:
 
 
 def not_read(entry: NotMeasured) -> Finding:
-    """Return the finding on a graph's attention that was not read or not judged."""
+    """Return the warning that an attention of a graph was not read or not judged; `entry` names it and the reason."""
     return _finding("warn", entry.site, _message(entry), "rules.unmeasured.fix_graph", entry.at)
 
 
 def not_run_finding(entry: NotMeasured) -> Finding:
-    """Return the finding on an implementation that was asked for but that the model does not run."""
+    """Return the warning that the model does not run an attention implementation that was asked for."""
     return _finding("warn", entry.site, entry.reason, "rules.unmeasured.fix_implementation")
 
 

@@ -44,7 +44,11 @@ _POWERS = (1.0, -1.0, 0.5, -0.5, 2.0, -2.0)
 
 @contextmanager
 def watch_norms(model: nn.Module) -> Iterator[set[str]]:
-    """Collect the paths of the QK norms whose forward runs. TorchScript norms count as run: hooks can't see them."""
+    """Record which norms of q and k are called within the block.
+
+    Yields a set of module paths that fills during the block. TorchScript norms are in it from the start, because hooks
+    can't observe them.
+    """
     # A norm that layers share has a path in each of them.
     every = model.named_modules(remove_duplicate=False)
     norms = {path: module for path, module in every if path.rpartition(".")[2] in NORM_NAMES}

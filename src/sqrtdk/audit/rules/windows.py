@@ -61,7 +61,17 @@ class Window:
 
 
 def declared_window(site: str, module: nn.Module | None, config: Any) -> Window | None:
-    """Return the window that config or module declare for a layer, or None if neither mentions one."""
+    """Return the sliding window that config or module declare for a layer, or None if neither declares one.
+
+    Args:
+        site: Module path, which may hold the number of the layer for lists such as `layer_types`.
+        module: The attention's module, or None.
+        config: The config that governs it.
+
+    Returns:
+        The window with the number of keys that a query sees, its own included (0: a layer without a window), and the
+        field that declares it. `sure` is False if the declaration may not hold for this layer.
+    """
     known = is_transformers(config)
     if known and model_type(config) in _BY_CACHE:
         return None
