@@ -8,7 +8,7 @@ a model that counts goes on counting, so that what depends on the count shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -65,16 +65,27 @@ class Snapshot:
         # Back in the order of the model, in which `stayed` names them.
         order = {id(tensor): place for place, (_, tensor) in enumerate(found.tensors)}
         self._tensors.sort(key=lambda entry: order[id(entry[1].tensor)])
+        self._not_held: set[str] = set()
+        with _quietly(), suppress(Exception):  # a module that can't run: whoever runs it says so
+            self._not_held = {path for path, state in self._states().items() if state is None}
         if not found.complete:
             self._notes.append(Message("premises.unchanged.too_much", count=MOST_HELD))
 
     def moved(self) -> list[str]:
         """Return the paths of the buffers and parameters that hold other numbers than before, or are other tensors."""
-        module = nn.Module() if self._module is None else self._module
-        now = dict(chain(module.named_buffers(), module.named_parameters()))
-        known = {id(state.tensor): state for _, state in self._tensors}
         with _quietly():
-            return [path for path, x in now.items() if id(x) not in known or _answer(known[id(x)].has_moved, True)]
+            states = self._states()
+            return [path for path, state in states.items() if state is None or _answer(state.has_moved, True)]
+
+    def _states(self) -> dict[str, TensorState | None]:
+        """Return what is known of each buffer and parameter by path; None for another tensor than before.
+
+        A parameter that could not be held is left out: a scripted module makes another object of it each time.
+        """
+        module = nn.Module() if self._module is None else self._module
+        known = {id(state.tensor): state for _, state in self._tensors}
+        named = chain(module.named_buffers(), module.named_parameters())
+        return {path: known.get(id(x)) for path, x in named if path not in self._not_held}
 
     def restore(self) -> None:
         """Restore the module's attributes, buffers and parameters.
