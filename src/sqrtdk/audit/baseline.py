@@ -32,7 +32,7 @@ _NUMBER_IN_FORMULA = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """One attention of the ledger, or a site without an attention that has a finding."""
+    """What a baseline keeps of one attention, or of a module without a judged attention that has a finding."""
 
     site: str
     index: int | None  # of the call at its site; None if there is no call
@@ -64,7 +64,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class LedgerChange:
-    """One difference between a run and its baseline; `fails` is decided at the bar of the comparison."""
+    """One difference between a run and its baseline; `fails` says whether it counts as a failure under `fail_on`."""
 
     kind: str  # one of CHANGES
     site: str
@@ -77,7 +77,7 @@ class LedgerChange:
 
 @dataclass(frozen=True, slots=True)
 class BaselineComparison:
-    """A run held against a baseline."""
+    """The result of comparing a run with a baseline: the changes, and how many attentions are as they were."""
 
     file: str
     model: str

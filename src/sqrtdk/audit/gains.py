@@ -200,7 +200,10 @@ def mistake_beside_gain(call: AttentionCall) -> str | None:
     """Return the mistake in the constant factors of a call that also has a learned gain, or None.
 
     "twice" and "inverted" are mistakes beside any gain. A gain of 1 explains nothing: beside it, every mistake whose
-    value is unmistakable is named.
+    value has no other explanation is named.
+
+    Returns:
+        A key of `MISTAKES`. None if no mistake is recognised, or if the value of a factor is unknown.
     """
     fixed, idle = 1.0, True
     for factor in call.scale.factors:

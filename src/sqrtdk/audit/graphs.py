@@ -41,13 +41,16 @@ _ON_FIGURES = (max_logit, logits_out_of_range, saturation, entropy, flat)  # rul
 
 
 def audit_graph(model: str, options: LoadOptions) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
-    """Judge every attention of a graph without running it.
+    """Judge every attention of an exported graph from its operators, without running it.
 
-    `model` is the path of an .onnx, .pt2 or .gguf file; of a .gguf file only the metadata is read. Loading options that
-    a graph has settled are refused. With inputs the graph also runs on the CPU, for the figures of its logits.
+    With inputs in the options, the graph also runs on the CPU, for the statistics of its logits.
+
+    Args:
+        model: Path of an .onnx, .pt2 or .gguf file; of a .gguf file only the metadata is read.
+        options: Loading options; those that a graph has already settled are refused.
 
     Returns:
-        The run, and the attentions that were not read, with a finding on each.
+        The run, the attentions that were not read, and a finding on each of these.
 
     Raises:
         InvalidValueError: An option does not apply to a graph.

@@ -81,11 +81,15 @@ class ModelRun:
 def run_model(
     loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: bool = False, silent: bool = False
 ) -> ModelRun:
-    """Run a model under a trace with the attention asked for, judge its calls and apply the rules.
+    """Run a model under a trace, judge its attention calls and apply the rules.
 
-    `attn` is "eager" or "sdpa"; any other value leaves the choice to the model. `seed` is set before every forward
-    pass. `compare` says when to run eager against sdpa, see `Context`. `keep` keeps its floating-point outputs.
-    With `silent` a run without attention is a result: graphs of embeddings and vocoders have none.
+    Args:
+        loaded: The model with its inputs.
+        attn: "eager" or "sdpa"; any other value leaves the choice to the model.
+        seed: Seed that is set before every forward pass.
+        compare: When to run eager against sdpa: "auto", "always" or "never", see `Context`.
+        keep: Whether to keep the model's floating-point outputs in the result.
+        silent: Whether a run without attention is a result, not an error: graphs of embeddings and vocoders have none.
 
     Raises:
         ModelError: The forward raises, no attention runs in it, or the inputs have no row or no token.

@@ -43,10 +43,13 @@ MOST_TRACED_RUNS = 2  # traced runs; a second one is for attentions inside a mod
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield an answer for each attention that breaks the law, each message once, or one answer if none does.
+    """Yield a broken answer for each distinct violation, or one kept answer: are the outputs of permuted heads permuted?
 
-    What is not asked beside what is kept or broken is counted: in the reason of what is kept, or in an answer of its
-    own.
+    The reason of a kept answer says how many attentions could not be asked, and why. Beside broken answers, or if none
+    could be asked, this is an answer "not asked" of its own.
+
+    Raises:
+        NotAsked: No attention of the traced run has heads that can be permuted.
     """
     calls = list(traced(subject).calls.values())
     kinds, rest = _kinds(calls)

@@ -32,7 +32,16 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def moved_entries(before: Tensor, after: Tensor, roundings: float = MOVED_ROUNDINGS) -> Tensor:
-    """Return whether each entry of an output moved by more than the bar; an entry finite in only one run moved.
+    """Return whether each entry of an output changed by more than rounding, as bool in the shape of `before`.
+
+    The bound is relative to the size of the numbers in the entry's row and channel. An entry that is finite in only one
+    run changed; NaN in both runs, and equal infinities, did not. If the shapes differ, all entries changed.
+
+    Args:
+        before: The output of the first run.
+        after: The same output of the second run.
+        roundings: The bound in units of eps, that of the dtype but at least float32's. In float16 and bfloat16 the
+            bound is 4 eps of the dtype, whatever `roundings` says.
 
     Example:
         >>> moved_entries(torch.tensor([1.0, 2.0, float("nan")]), torch.tensor([1.0, 2.1, float("nan")])).tolist()
@@ -63,12 +72,18 @@ def moved_entries(before: Tensor, after: Tensor, roundings: float = MOVED_ROUNDI
 
 
 def sizes_beside(values: Tensor, bar: float, still: Tensor) -> Tensor:
-    """Return the size of the numbers beside each number: in its row and its channel, and no less than the median.
+    """Return for each number the scale that its rounding error is measured against.
+
+    This is the largest absolute value in its row or in its channel, whichever is smaller, and no less than the median
+    of all of these. Of a vector it is the largest absolute value, a scalar.
 
     Args:
         values: Numbers (..., C); NaN and infinities are left out.
-        bar: Share of its size that a number may move.
+        bar: Share of its size by which a channel must vary to count in the sizes of the rows.
         still: Numbers that are equal in the other run. In a single row, these may be constants.
+
+    Returns:
+        The sizes in the shape of `values`.
 
     Example:
         >>> values = torch.tensor([[1.0, -1e4], [-3.0, -1e4], [0.0, -1e4]])

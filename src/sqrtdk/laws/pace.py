@@ -38,7 +38,7 @@ class Pace:
         self.run_seconds = time.monotonic() - start
 
     def left(self, runs: int) -> Message | None:
-        """Return how long further runs will take as text in seconds or minutes, or None if that is too short to mention.
+        """Return how long further runs take, as text in seconds or minutes, or None if that is too short to mention.
 
         Args:
             runs: Number of runs that are left; the time limit, if there is one, bounds the result.

@@ -145,7 +145,11 @@ def _faults(context: Context, judged: JudgedCall) -> Iterable[Fault]:
 
 
 def mask_audit(context: Context) -> Iterable[Finding]:
-    """Yield one finding for each call and fault, the largest value first."""
+    """Yield one finding for each fault in the mask of a call, the one with the largest value first.
+
+    Faults are, among others, queries that see later keys against a declaration, and masks that are shifted or inverted.
+    Calls of which only a part of each row was recorded are skipped.
+    """
     faults = [(judged.call, *fault) for judged in context.whole_rows for fault in _faults(context, judged)]
     for call, severity, value, threshold, message, fix, source in sorted(faults, key=lambda entry: -entry[2]):
         numbers = value, threshold

@@ -42,7 +42,7 @@ _BY_CACHE = ("moshi", "moshi_depth", "kyutai_speech_to_text")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A declared window."""
+    """A sliding window that a config or module declares for a layer."""
 
     keys: int  # keys that a row sees, its own included; 0 if it sees all of them
     by: str  # what declares it, "config.sliding_window = 4096"
