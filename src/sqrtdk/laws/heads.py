@@ -43,7 +43,7 @@ MOST_TRACED_RUNS = 2  # traced runs; a second one is for attentions inside a mod
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield a broken answer for each distinct violation, or one kept answer: are the outputs of permuted heads permuted?
+    """Yield a broken answer for each violation, or one kept answer: do permuted heads permute the outputs?
 
     The reason of a kept answer says how many attentions could not be asked, and why. Beside broken answers, or if none
     could be asked, this is an answer "not asked" of its own.
