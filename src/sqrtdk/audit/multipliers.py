@@ -144,7 +144,7 @@ class RopeBlock:
 
     @property
     def extension(self) -> float:
-        """How many times longer the context became, at least 1: the factor, else the ratio of the two lengths."""
+        """How many times longer the context became, at least 1: the stated factor, else the ratio of both lengths."""
         return max(self.factor or (self.longest / self.original if self.longest and self.original else 1.0), 1.0)
 
 

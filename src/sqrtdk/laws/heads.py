@@ -43,13 +43,13 @@ MOST_TRACED_RUNS = 2  # traced runs; a second one is for attentions inside a mod
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
-    """Yield a broken answer for each violation, or one kept answer: do permuted heads permute the outputs?
+    """Yield a broken answer for each distinct violation, or one answer: are outputs of permuted heads permuted?
 
     The reason of a kept answer says how many attentions could not be asked, and why. Beside broken answers, or if none
     could be asked, this is an answer "not asked" of its own.
 
     Raises:
-        NotAsked: No attention of the traced run has heads that can be permuted.
+        NotAsked: No attention of the traced run has more than one head over keys that are positions.
     """
     calls = list(traced(subject).calls.values())
     kinds, rest = _kinds(calls)
