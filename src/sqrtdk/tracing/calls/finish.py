@@ -26,11 +26,7 @@ _PROGRAMS = (torch.fx.GraphModule, torch.jit.ScriptModule)
 
 
 class RowLimit(NamedTuple):
-    """The largest number of rows of a sequence to measure.
-
-    Attributes:
-        max_rows: the number of rows, which are evenly spaced; None measures all.
-    """
+    """The largest number of rows of a sequence to measure, which are evenly spaced; None measures all."""
 
     max_rows: int | None
 
