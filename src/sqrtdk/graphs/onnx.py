@@ -19,12 +19,13 @@ from torch import Tensor
 from sqrtdk import _extras
 from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.frontends.judge import beyond_rounding
+from sqrtdk.frontends.regions import class_of
 from sqrtdk.graphs.graph import Graph, UnreadAttention, load_graph, to_tensor
 from sqrtdk.graphs.inputs import feeds
 from sqrtdk.graphs.model_file import ONNX_EXTRA
 from sqrtdk.graphs.onnx_judge import Arrays, run_exposed
 from sqrtdk.graphs.onnx_walk import Walk, attends, walkable
-from sqrtdk.graphs.places import GraphRoot, class_of
+from sqrtdk.graphs.places import GraphRoot
 from sqrtdk.messages import Message
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, UnsupportedError, kind_and_text
+from sqrtdk.frontends import regions
 from sqrtdk.graphs import places
 from sqrtdk.graphs.counts import count_of_graph
 from sqrtdk.graphs.graph import Graph, GraphNode, UnreadAttention, load_graph, refuse_many
@@ -73,7 +74,7 @@ def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places
     file = load_graph(path)
     walk = Walk(walkable(file), larger=larger)
     walk.first()
-    root = places.class_of(walk.graph.root_class, places.GraphRoot)(walk.again, config)
+    root = regions.class_of(walk.graph.root_class, places.GraphRoot)(walk.again, config)
     values = walk.place(root)
     notes: tuple[str, ...] = (shown_sizes(walk.sizes),) if walk.sizes else ()
     notes += tuple(Message("graphs.mask_of_ones", name=name) for name in walk.masks)
@@ -223,7 +224,7 @@ class Walk:
         classes = {node.scope: node.kind for node in self._readable if node.scope is not None}
         names = [self._names.get(name, name) for name in self.graph.initializers]
         holders = {name.rpartition(".")[0]: "" for name in names if "." in name}
-        self._modules = places.place_modules(root, holders | classes)
+        self._modules = regions.place_modules(root, holders | classes)
         used = {name for node in self._readable for name in node.inputs}
         held = [name for name in self._empty if name not in self.folded]
         held += [name for node in self._readable for name in node.outputs if name in self._known]
@@ -233,12 +234,12 @@ class Walk:
             twin = self._tensor(name) if stored else torch.empty_like(self._known[name], device="meta")
             twin = nn.Parameter(twin, requires_grad=False) if name in self.learned else twin
             self._constants[name] = twin
-            label = places.place_tensor(self._modules, self._names.get(name, name), twin)
+            label = regions.place_tensor(self._modules, self._names.get(name, name), twin)
             if self.values is None and (name in self._known or places.is_looked_at(twin)):
                 values[label] = self._known[name] if name in self._known else self.graph.tensor(name)
         for name, mask in self.masks.items():
             self._constants[name] = mask
-            values[places.place_tensor(self._modules, name, mask)] = torch.ones(mask.shape, dtype=mask.dtype)
+            values[regions.place_tensor(self._modules, name, mask)] = torch.ones(mask.shape, dtype=mask.dtype)
         return values
 
     @property

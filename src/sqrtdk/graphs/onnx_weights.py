@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from sqrtdk.frontends.regions import is_module_path
 from sqrtdk.graphs.graph import Graph
 from sqrtdk.graphs.onnx_shapes import RANDOM_NODES
-from sqrtdk.graphs.places import is_module_path
 
 _WEIGHT_INPUTS = {"MatMul": (1,), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (1,), "FusedConv": (1,),
                   "FusedGemm": (1,), "FusedMatMul": (1,), "LayerNormalization": (1, 2),

@@ -14,12 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sqrtdk.frontends.regions import NamedModule as NamedModule
 from sqrtdk.frontends.regions import at_line
-from sqrtdk.frontends.regions import class_of as class_of
-from sqrtdk.frontends.regions import is_module_path as is_module_path
-from sqrtdk.frontends.regions import place_modules as place_modules
-from sqrtdk.frontends.regions import place_tensor as place_tensor
 from sqrtdk.graphs.graph import UnreadAttention
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.tracing.tape.graph import MOST_CONSTANT_ELEMENTS
@@ -75,6 +70,7 @@ def run_inside(
     Example:
         >>> import sys
         >>> here = lambda: sys._getframe(1).f_code.co_filename
+        >>> from sqrtdk.frontends.regions import NamedModule
         >>> run_inside({"": NamedModule()}, "", 'File "/home/me/net.py", line 12, in forward', 3, here)
         '/home/me/net.py'
         >>> run_inside({"": NamedModule()}, "", "", 3, here)

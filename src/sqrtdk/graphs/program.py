@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
+from sqrtdk.frontends import regions
 from sqrtdk.graphs import places
 from sqrtdk.graphs.counts import count_of_program
 from sqrtdk.graphs.graph import refuse_many
@@ -192,10 +193,10 @@ def walk_program(
     scopes = {node: _scope(node) for node in nodes}
     classes = {place: kind for stack in scopes.values() for place, kind in stack}
     walker = _Walker(module, {node: stack[-1][0] if stack else "" for node, stack in scopes.items()})
-    root = places.class_of(classes.get("", ""), places.GraphRoot)(walker.walk, config)
+    root = regions.class_of(classes.get("", ""), places.GraphRoot)(walker.walk, config)
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers()), **_constants(module)}
     holders = {path: "" for name in tensors if (path := name.rpartition(".")[0])}
-    walker.modules = places.place_modules(root, holders | classes)
+    walker.modules = regions.place_modules(root, holders | classes)
     values: dict[str, Tensor] = {}
     sick = []
     for name, tensor in tensors.items():
@@ -203,13 +204,13 @@ def walk_program(
         sick += [name] if learned and not is_finite(tensor) else []
         twin = torch.empty_like(tensor, device="meta")
         twin = nn.Parameter(twin, requires_grad=False) if learned else twin
-        placed = places.place_tensor(walker.modules, name, twin)
+        placed = regions.place_tensor(walker.modules, name, twin)
         walker.tensors[name] = twin
         if places.is_looked_at(twin) and tensor.layout is torch.strided:
             values[placed] = tensor.detach()
     for name, tensor in inputs.items():
         if isinstance(tensor, Tensor) and PADDING_MASK_NAME.search(name) and tensor.dim() == 2:
-            values[places.place_tensor(walker.modules, name, tensor)] = torch.ones_like(tensor, device="cpu")
+            values[regions.place_tensor(walker.modules, name, tensor)] = torch.ones_like(tensor, device="cpu")
             notes += (Message("graphs.mask_of_ones", name=name),)
     loaded = LoadedModel(root, tuple(inputs.values()), str(path), "exported", config, notes=notes, masks=values)
     return places.GraphModel(loaded, count_of_program(program, module), sizes=sizes, sick=tuple(sick))

@@ -71,31 +71,6 @@ def moved_entries(before: Tensor, after: Tensor, roundings: float = MOVED_ROUNDI
     return moved & (gap > bar * LARGEST * beside.median()) if bool(moved.any()) else moved
 
 
-def sizes_beside(values: Tensor, bar: float, still: Tensor) -> Tensor:
-    """Return for each number the scale that its rounding error is measured against.
-
-    This is the largest absolute value in its row or in its channel, whichever is smaller, and no less than the median
-    of all of these. Of a vector it is the largest absolute value, a scalar.
-
-    Args:
-        values: Numbers (..., C); NaN and infinities are left out.
-        bar: Share of its size by which a channel must vary to count in the sizes of the rows.
-        still: Numbers that are equal in the other run. In a single row, these may be constants.
-
-    Returns:
-        The sizes in the shape of `values`.
-
-    Example:
-        >>> values = torch.tensor([[1.0, -1e4], [-3.0, -1e4], [0.0, -1e4]])
-        >>> sizes_beside(values, 1e-4, values < -1).tolist()
-        [[1.0, 10000.0], [3.0, 10000.0], [1.0, 10000.0]]
-    """
-    if values.dim() < 2 or not values.numel():
-        return _largest(values)
-    beside = _largest_beside(values, bar, still)
-    return beside.values.clamp_min(beside.median())
-
-
 def _largest(values: Tensor) -> Tensor:
     """Return the size of the largest finite number of a vector, or the sizes of no numbers."""
     size = torch.where(values.isfinite(), values, 0.0).abs_()

@@ -36,7 +36,7 @@ def from_jax(function: Any, parameters: Any, *inputs: Any, **named: Any) -> nn.M
         function: A JAX function that is called as `function(parameters, *inputs)`; or a module of flax linen, whose
             variables are `parameters`; or a module of flax nnx or of equinox, with `parameters` None.
         parameters: A tree of arrays: dicts, lists, states of flax, dataclasses.
-        inputs: Arrays or trees of them. RunDtypes, strings and None are settings that the function is traced with.
+        inputs: Arrays or trees of them. Numbers, strings and None are settings that the function is traced with.
         named: Inputs by name.
 
     Returns:
