@@ -12,8 +12,8 @@
 # make portable   the tests whose numbers depend on the CPU, as other CPUs would run them (scripts/portable.py), an hour
 # make gpu    the tests that need an NVIDIA GPU, and its benchmark, ten minutes; records go into out/gpu (OUT names another
 #             folder). Torch is that of the Python that SQRTDK_TORCH names, or of .venv, or of $(PYTHON): scripts/gpu.py
-# make versions  the core of the tests with the oldest and the newest torch, transformers and Python, each in an environment
-#             of its own in out/versions (SQRTDK_VERSIONS names another folder); gigabytes, an hour (scripts/versions.py)
+# make versions  the core of the tests with the oldest, middle and newest torch, transformers, numpy and Python, in
+#             environments of their own in out/versions (SQRTDK_VERSIONS names another folder); gigabytes, an hour (scripts/versions.py)
 # make release-check  wheel and sdist, built and tried out in clean environments (scripts/release_check.py)
 # make docs   the documentation in English and Chinese, strictly, into out/docs
 # make pages  what is made from the records in benchmarks/results: README's picture, pages, tables, figures, notebooks
@@ -34,6 +34,9 @@ CHROMIUM := /usr/bin/chromium
 VIT_PYTORCH := vit-pytorch==1.26.11
 # Its metadata asks for what writes checkpoints, a hundred megabytes that no test needs: installed without dependencies.
 FLAX := flax==0.12.8 optax==0.2.8 treescope==0.1.10
+# Built from source, once, in about five minutes of CPU: for any x86-64 or Arm, with threads of its own.
+LLAMA_CPP := llama-cpp-python==0.3.36
+LLAMA_CPP_FLAGS := -DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF -DGGML_OPENMP=OFF -DLLAMA_BUILD_TOOLS=OFF
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
@@ -71,16 +74,16 @@ test-library: .venv/.dev kernel
 test-lab: .venv/.dev kernel
 	$(call tests,not full and not slow and not gpu,lab)
 
-rest: .venv/.dev kernel
+rest: .venv/.dev .venv/.ggml kernel
 	$(call tests,full and not slow and not gpu)
 
-full: .venv/.dev kernel
+full: .venv/.dev .venv/.ggml kernel
 	$(call tests,not slow and not gpu)
 
 planted: .venv/.dev kernel
 	@$(BIN)/python scripts/planted.py
 
-coverage: .venv/.dev kernel
+coverage: .venv/.dev .venv/.ggml kernel
 	$(BIN)/python scripts/coverage_rooms.py --jobs $(JOBS) $(if $(SEED),--sample-seed $(SEED))
 
 strangers: .venv/.dev kernel
@@ -101,6 +104,7 @@ lint: .venv/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32 --no-warn-unreachable --cache-dir .mypy_cache/win32  # nothing that Windows lacks
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/house.py --check
 	$(BIN)/clang-format --dry-run -Werror src/sqrtdk/impl/kernel/*.h src/sqrtdk/impl/kernel/*.cpp
@@ -114,7 +118,7 @@ docs: .venv/.dev
 
 # In this order: the notebooks hold the page, which holds the claims' verdicts.
 pages: .venv/.dev
-	@for script in readme_picture install_lines cost_page cliffs_figure versions_page port_table lesson_figures claims_page errata_page sources_page lesson_notebook; do \
+	@for script in readme_picture install_lines cost_page cliffs_figure versions_page port_table public_kernels_page lesson_figures claims_page errata_page sources_page lesson_notebook; do \
 	    $(BIN)/python scripts/$$script.py || exit 1; done
 
 bench: .venv/.dev kernel
@@ -162,4 +166,9 @@ kernel: .venv/.base
 	@echo 'Installing what the tests and linters need ...'
 	@$(INSTALL) --editable '.[dev]' --editable './lab[ray,app]'
 	@$(INSTALL) --no-deps $(VIT_PYTORCH) $(FLAX)
+	@touch $@
+
+.venv/.ggml: .venv/.dev
+	@echo 'Building llama.cpp, once ...'
+	@CMAKE_ARGS='$(LLAMA_CPP_FLAGS)' $(INSTALL) $(LLAMA_CPP)
 	@touch $@

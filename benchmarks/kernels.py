@@ -99,7 +99,7 @@ def line_of(row: Mapping[str, Any]) -> str:
     """Way, milliseconds, ratio to the base, and what ran where the way does not say it."""
     times = "" if row["way"] == BASE else f"x {Spread(**row['ratio']).text(2)}"
     ran = f"on {row['impl']}" if row["impl"] is not None and row["impl"] not in row["way"] else ""
-    return f"  {row['way']:12s} {Spread(**row['ms']).text(2):>26s} ms  {times:24s}{ran}".rstrip()
+    return f"  {row['way']:12s} {Spread(**row['ms']).text(2):>26s} ms  {times:24s} {ran}".rstrip()
 
 
 def sizes(workloads: Mapping[str, Workload]) -> dict[str, dict[str, int | bool]]:

@@ -7,7 +7,8 @@ Three ways in one run, interleaved so that drift of the machine hits all alike:
 - sampled: the same in a watch, a step that is, from its preparation to its records (the first sample of all reads the
   scale from the logits and finds the projections besides: it is left out, and timed once by itself).
 
-Then the same with at most `--rows` rows of a sequence; and one attention by itself, by a fused kernel and written out:
+Then the same with at most `--rows` rows of a sequence; with `gradient=True`; and one attention by itself, by a fused
+kernel and written out:
 a forward pass without a trace, with one that measures all rows, and with one that measures `--rows`. Prints each time
 and the ratios, median with the spread between the 10th and 90th percentile of the rounds. What an unsampled step does
 besides is far below what rounds of whole steps can tell: `step()` is timed by itself as well, and set against a plain
@@ -39,7 +40,7 @@ import transformers
 from sqrtdk._environment import cpu_name
 from sqrtdk.monitor.schedule import When
 from sqrtdk.monitor.watch import Watch, watch
-from sqrtdk.tracing.calls.finish import MostRows
+from sqrtdk.tracing.calls.finish import RowLimit
 from sqrtdk.tracing.trace import Trace
 from timing import Spread, ratio, rounds
 
@@ -76,12 +77,14 @@ class Run:
         health.step(self.plain())
 
 
-def measure(run: Run, options: argparse.Namespace, rows: int | None) -> dict[str, Any]:
-    """Times and ratios of the three ways, with at most so many rows of a sequence."""
+def measure(run: Run, options: argparse.Namespace, rows: int | None, *, gradient: bool = False) -> dict[str, Any]:
+    """Times and ratios of the three ways, with at most so many rows of a sequence, or with judged gradients."""
     clock = time.process_time if options.cpu else time.perf_counter
     with (
         tempfile.TemporaryDirectory() as folder,
-        watch(run.model, every=When(lambda step: run.samples), rows=rows, to=f"{folder}/run") as health,
+        watch(
+            run.model, every=When(lambda step: run.samples), rows=rows, to=f"{folder}/run", gradient=gradient
+        ) as health,
     ):
         start = clock()
         run.unsampled(health)  # the first step of a watch is always sampled
@@ -135,7 +138,7 @@ def one_attention(fused: bool, options: argparse.Namespace) -> dict[str, Any]:
     model, x = Attention(fused), torch.randn(options.batch, options.tokens, 768)
 
     def traced(rows: int | None) -> None:
-        with Trace(model, stats=False, numeric=False, rows=MostRows(rows)) as run:
+        with Trace(model, stats=False, numeric=False, rows=RowLimit(rows)) as run:
             model(x)
         assert run.rows[0] is not None
 
@@ -178,6 +181,7 @@ def main() -> None:
         "machine": cpu_name(),
         "all rows": measure(run, options, None),
         f"{options.rows} rows": measure(run, options, options.rows),
+        "all rows, gradient": measure(run, options, None, gradient=True),
         "one attention, fused": one_attention(True, options),
         "one attention, written out": one_attention(False, options),
     }

@@ -33,12 +33,12 @@ $ sqrtdk check demo:unscaled   # 没有缩放的模型；退出码 1
 }
 INDEX = {
     "en": """```console
-$ pip install sqrtdk           # Python 3.11 or newer; brings torch
+$ pip install sqrtdk           # Python 3.10 or newer; brings torch
 $ sqrtdk check demo:unscaled   # a model without its scale; exit code 1
 ```
 """,
     "zh": """```console
-$ pip install sqrtdk           # 需要 Python 3.11 或更新的版本；会一并安装 torch
+$ pip install sqrtdk           # 需要 Python 3.10 或更新的版本；会一并安装 torch
 $ sqrtdk check demo:unscaled   # 没有缩放的模型；退出码 1
 ```
 """,
@@ -53,21 +53,21 @@ EXTRAS = {
 NOT_YET = {
     "en": "sqrtdk is not on the package index yet, so `pip install sqrtdk` finds nothing. In a clone of this\n"
     "repository, with Python 3.11 or newer:\n",
-    "zh": "sqrtdk 还没有发布到软件包索引，所以 `pip install sqrtdk` 什么也找不到。请在本仓库的克隆中运行，"
+    "zh": "sqrtdk 尚未发布到 PyPI，`pip install sqrtdk` 会提示找不到该包。请在本仓库的克隆中运行，"
     "需要 Python 3.11 或更新的版本：\n",
 }
 OWN_ENVIRONMENT = {
-    "en": "In an environment of your own, run `pip install PATH` with the path of the clone in place of `make demo`,\n"
-    "and `pip install PATH/lab` for the experiments.\n",
-    "zh": "若要装进自己的环境，用 `pip install PATH` 代替 `make demo`，PATH 是克隆所在的路径；"
-    "实验另需 `pip install PATH/lab`。\n",
+    "en": "In an environment of your own, with Python 3.10 and torch 2.6 or newer, run `pip install PATH` with the\n"
+    "path of the clone in place of `make demo`, and `pip install PATH/lab` for the experiments.\n",
+    "zh": "若要装进自己的环境（Python 3.10、torch 2.6 或更新的版本），用 `pip install PATH` 代替 `make demo`，"
+    "PATH 是克隆所在的路径；实验另需 `pip install PATH/lab`。\n",
 }
 OR_CLONE = {"en": "Or in a clone of this repository:\n", "zh": "或者在本仓库的克隆中：\n"}
 FRONT_LINE = {
     ("en", True): "`pip install sqrtdk` installs it; [Start here](start.md#install) says more.\n",
     ("zh", True): "用 `pip install sqrtdk` 安装；详见[从这里开始](start.md#安装)。\n",
     ("en", False): "sqrtdk is not on the package index yet; [Start here](start.md#install) installs it from a clone.\n",
-    ("zh", False): "sqrtdk 还没有发布到软件包索引：怎样从克隆安装，见[从这里开始](start.md#安装)。\n",
+    ("zh", False): "sqrtdk 尚未发布到 PyPI：怎样从克隆安装，见[从这里开始](start.md#安装)。\n",
 }
 
 

@@ -31,6 +31,12 @@ PORTS = (
     "ibm-fms==1.13.1",
     "diffusers==0.42.1",
     "protenix==0.5.0",
+    "gemma==3.0.2",  # for tests/frontends/test_jax_real.py; later releases import tensorflow
+    "penzai==0.2.5",
+    "ordered-set==4.1.0",  # for penzai
+    "flax==0.12.8",  # and what it imports, for gemma
+    "optax==0.2.8",
+    "treescope==0.1.10",
 )
 OLD = ("5.2.0", "4.55.0")  # of transformers
 

@@ -1,8 +1,9 @@
 """The release checklist: build wheels and sdist, look into them, install each in clean environments, run them.
 
-The library is tried alone first, without what the lab needs, and then with the wheel of the lab.
+The library is tried alone first, without what the lab needs, and then with the wheel of the lab. Each extra is then
+tried alone with this Python and the pinned torch: release_extras.py says what it has to run.
 
-    python scripts/release_check.py                 # each Python from 3.11 to 3.14 and each torch that is to be had
+    python scripts/release_check.py                 # each Python from 3.10 to 3.14 and each torch that is to be had
     python scripts/release_check.py --python python3.12 --torch 2.13.0
     python scripts/release_check.py --cuda          # also where the index has the CUDA build of torch alone (gigabytes)
 
@@ -30,11 +31,12 @@ from pathlib import Path
 
 from install_lines import PUBLISHED
 from page_programs import programs
+from release_extras import PROGRAMS
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-OLDEST_TORCH = "2.11.0"
-PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
+OLDEST_TORCH = "2.6.0"
+PYTHONS = ("python3.10", "python3.11", "python3.12", "python3.13", "python3.14")
 IN_WHEEL = ("py.typed", "report/templates/report.html", "messages/words/check.toml")
 IN_LAB = ("py.typed", "report/templates/lab.html", "catalogue/lab.toml", "claims/grad_norm.toml")
 OF_LAB = ("scipy", "sklearn", "matplotlib", "latex2mathml", "sqrtdk_lab")  # what the library alone does without
@@ -57,8 +59,8 @@ class Outcome:
     reason: str = ""
 
 
-def _run(*command: str | Path, timeout: float = 1200) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=timeout, check=False)
+def _run(*command: str | Path, timeout: float = 1200, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, check=False)
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -151,6 +153,21 @@ def try_out(package: Path, lab: Path, python: str, torch: str, folder: Path) -> 
     return Outcome(step, "ok")
 
 
+def try_extra(extra: str, program: str, wheel: Path, torch: str, folder: Path) -> Outcome:
+    """Install the library with one extra into a new environment, and run the extra's program in an empty directory."""
+    step = f"{wheel.name}[{extra}] on {Path(sys.executable).name}, torch {torch}"
+    shutil.rmtree(folder, ignore_errors=True)
+    (empty := folder / "empty").mkdir(parents=True)
+    python = folder / "bin" / "python"
+    pip = (python, "-m", "pip", "--disable-pip-version-check", "-q", "install", f"torch=={torch}")
+    for command in ((sys.executable, "-m", "venv", folder), (*pip, f"{wheel}[{extra}]")):
+        done = _run(*command)
+        if done.returncode:
+            return Outcome(step, "failed", _last_line(done))
+    done = _run(python, "-c", program, cwd=empty)
+    return Outcome(step, "failed" if done.returncode else "ok", _last_line(done) if done.returncode else "")
+
+
 def _wrong(folder: Path, commands: Sequence[tuple[Sequence[str], int]]) -> str:
     """Run commands in an environment; return the first whose exit code is another, or ""."""
     for arguments, expected in commands:
@@ -193,6 +210,7 @@ def main() -> int:
     default = [OLDEST_TORCH, *([pinned[1]] if pinned else []), "newest"]
     options.add_argument("--torch", nargs="+", default=default, help='versions; "newest" is that of the index')
     options.add_argument("--cuda", action="store_true", help="take a CUDA build where there is no other")
+    options.add_argument("--extra", nargs="*", choices=list(PROGRAMS), default=list(PROGRAMS), help="all by default")
     options.add_argument("--folder", type=Path, default=ROOT / "out" / "release")
     arguments = options.parse_args()
 
@@ -201,6 +219,9 @@ def main() -> int:
     packages = build(arguments.folder)
     outcomes = inspect(*packages)
     outcomes += matrix(arguments.python, arguments.torch, packages, arguments.folder, arguments.cuda)
+    for extra in arguments.extra if pinned else ():
+        outcomes.append(try_extra(extra, PROGRAMS[extra], packages[1], pinned[1], arguments.folder / "environment"))
+        print(f"{outcomes[-1].outcome}: {outcomes[-1].step} {outcomes[-1].reason}", flush=True)
     for one in outcomes:
         print(f"{one.outcome:>13}  {one.step}{': ' + one.reason if one.reason else ''}")
     record = {

@@ -1,15 +1,19 @@
-"""Run the core of the tests with other versions of Python, torch and transformers, each in an environment of its own.
+"""Run the core of the tests with other versions of Python, torch, transformers, numpy and JAX, each on its own.
 
-    python scripts/versions.py                             # all of them
-    python scripts/versions.py oldest-torch newest-torch   # these; the record keeps the rest
+    python scripts/versions.py                  # all of them
+    python scripts/versions.py oldest middle    # these; the record keeps the rest
+    python scripts/versions.py oldest --folder tests/trace    # this folder; the record keeps the others of the same
 
 ENVIRONMENTS lists them. "pinned" is the version of constraints.txt, and of Python the one that runs this; "oldest" is
-the bound of pyproject.toml; "newest" is what pip takes without a pin, and of Python the first of PYTHONS on the PATH.
+the bound of pyproject.toml; "middle" is that of MIDDLE; "newest" is what pip takes without a pin, and of Python the
+first of PYTHONS on the PATH. The oldest of all stand in one environment, as do those of the middle.
 The environments go into out/versions (SQRTDK_VERSIONS names another folder) and stay there. On Linux an index hands out
 the CUDA build of torch, five gigabytes an environment, unless pip is set up for a build without CUDA.
 
-FOLDERS are run with the default marks, by JOBS workers. Each environment has sqrtdk with the extras EXTRAS and the
-packages NEEDED of the extra `test`, no more; tests that need another package are skipped, as their reasons say.
+FOLDERS are run one after another with the default marks, by JOBS workers; the record has a date for each. Each
+environment has sqrtdk with the extras EXTRAS and the packages NEEDED of the extra `test`, no more; tests that need
+another package, or a newer one, are skipped, as their reasons say. An environment of another JAX has the packages
+JAX_NEEDED too, and runs JAX_FOLDERS alone.
 
 The record goes to benchmarks/results/versions.json; `python scripts/versions_page.py` puts it into docs/en/limits.md.
 The exit code is 1 if a test failed, or no environment ran.
@@ -27,6 +31,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -37,8 +42,18 @@ from sqrtdk._environment import cpu_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "versions.json"
-FOLDERS = ("tests/attention", "tests/trace", "tests/audit", "tests/integrations")
+FOLDERS = (
+    "tests/attention",
+    "tests/trace",
+    "tests/audit",
+    "tests/integrations",
+    "tests/laws",
+    "tests/nn",
+    "tests/stats",
+    "tests/scores",
+)
 PYTHONS = ("python3.14", "python3.13", "python3.12")
+MIDDLE = {"torch": "2.8.0", "transformers": "4.57.1", "numpy": "2.0.2"}
 EXTRAS = ("hf", "watch")
 SAMPLE_SEED = 0  # every environment runs the same cases of the long matrices
 NEEDED = (
@@ -54,30 +69,54 @@ NEEDED = (
     "x-transformers",
     "triton",
 )
+COLUMNS = ("python", "torch", "transformers", "numpy", "passed", "failed", "skipped", "minutes")  # of the printed table
+JAX_FOLDERS = ("tests/frontends",)
+JAX_NEEDED = ("equinox", "msgpack")
 ASK = """
-import json, platform, torch, transformers
-print(json.dumps({"python": platform.python_version(), "torch": torch.__version__,
-                  "transformers": transformers.__version__}))
+import importlib.util, json, platform, numpy, torch, transformers
+found = {"python": platform.python_version()}
+found |= {module.__name__: module.__version__ for module in (torch, transformers, numpy)}
+if importlib.util.find_spec("jax"):
+    import jax
+    found["jax"] = jax.__version__
+print(json.dumps(found))
 """
+VERSIONS = ("python", "torch", "transformers", "numpy", "jax")  # that it may find
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What is installed: each "pinned", "oldest" or "newest"."""
+    """What is installed: each "pinned", "oldest", "middle" or "newest"."""
 
     name: str
     python: str = "pinned"
     torch: str = "pinned"
     transformers: str = "pinned"
+    numpy: str = "pinned"
+    jax: str = "pinned"
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of tests that run."""
+        return FOLDERS if self.jax == "pinned" else JAX_FOLDERS
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The packages of the extra `test`; an older torch brings the Triton that it can work with."""
+        older = self.torch in ("oldest", "middle")
+        names = tuple(name for name in NEEDED if not (older and name == "triton"))
+        return names if self.jax == "pinned" else (*names, *JAX_NEEDED)
 
 
 ENVIRONMENTS = (
     Environment("pinned"),
     Environment("newest-transformers", transformers="newest"),
-    Environment("oldest-transformers", transformers="oldest"),
     Environment("newest-torch", torch="newest"),
-    Environment("oldest-torch", torch="oldest"),
     Environment("newest-python", python="newest"),
+    Environment("middle", torch="middle", transformers="middle", numpy="middle"),
+    Environment("oldest", python="oldest", torch="oldest", transformers="oldest", numpy="oldest"),
+    Environment("newest-jax", jax="newest"),
+    Environment("oldest-jax", jax="oldest"),
 )
 
 
@@ -109,31 +148,41 @@ def constraints(environment: Environment, python: str) -> str:
     pins = _pins()
     if environment.torch != "pinned":
         pins.pop("triton", None)  # each torch has its own
-    for package in ("torch", "transformers"):
+    for package in ("torch", "transformers", "numpy", "jax"):
         wanted = getattr(environment, package)
         if wanted == "newest":
             pins[package] = newest(package, python)
         elif wanted == "oldest":
             pins[package] = _oldest(package)
+        elif wanted == "middle":
+            pins[package] = MIDDLE[package]
+    pins["jaxlib"] = pins["jax"]
     return "".join(f"{package}=={version}\n" for package, version in pins.items())
 
 
-def _requirements() -> list[str]:
+def _oldest_python() -> str:
+    found = re.search(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert found is not None, "pyproject.toml has no oldest Python"
+    return found[1]
+
+
+def _requirements(names: Sequence[str] = NEEDED) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     listed = project["optional-dependencies"]["test"]
     named = {re.split(r"[^\w-]", requirement)[0]: requirement for requirement in listed}
-    return [named[name] for name in NEEDED]
+    return [named[name] for name in names]
 
 
 def _python(wanted: str) -> str:
     if wanted == "pinned":
         return sys.executable
-    for name in PYTHONS:
+    names = PYTHONS if wanted == "newest" else (f"python{_oldest_python()}",)
+    for name in names:
         found = shutil.which(name)
         code = "import ensurepip, sys, venv; print(sys.executable)"
         if found and subprocess.run([found, "-c", code], capture_output=True, check=False).returncode == 0:
             return found
-    raise NotAvailableError(f"none of {', '.join(PYTHONS)} is here, with venv")
+    raise NotAvailableError(f"none of {', '.join(names)} is here, with venv")
 
 
 def make(environment: Environment, folder: Path) -> Path:
@@ -141,13 +190,17 @@ def make(environment: Environment, folder: Path) -> Path:
     base = _python(environment.python)
     pinned = constraints(environment, base)
     python, stamp = folder / "bin" / "python", folder / ".whole"
-    vit = re.search(r"^VIT_PYTORCH := (\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert vit is not None
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    alone = dict(re.findall(r"^(VIT_PYTORCH|FLAX) := (.+)$", makefile, re.MULTILINE))
+    of_jax = environment.jax != "pinned"
     steps = (
         ["torch"],
-        ["--editable", f"{ROOT}[{','.join(EXTRAS)}]", *_requirements()],
-        ["--no-deps", vit[1]],
-    )
+        [
+            "--editable", f"{ROOT}[{','.join((*EXTRAS, 'jax') if of_jax else EXTRAS)}]",
+            *_requirements(environment.needed),
+        ],
+        ["--no-deps", alone["VIT_PYTORCH"], *(alone["FLAX"].split() if of_jax else ())],
+    )  # fmt: skip
     made_from = f"{base}\n{pinned}{steps}"
     if stamp.exists() and stamp.read_text(encoding="utf-8") == made_from:
         return python
@@ -170,12 +223,13 @@ def _run(*command: str | Path) -> str:
     return done.stdout
 
 
-def run_tests(python: Path, folder: Path) -> dict[str, Any]:
-    """Run the tests with a Python, and return what they said; all of it lies in pytest.txt in the folder."""
+def run_tests(python: Path, tests: str, folder: Path) -> dict[str, Any]:
+    """Run a folder of tests with a Python, and return what they said; all of it lies in pytest.txt in the other."""
     report, log = folder / "junit.xml", folder / "pytest.txt"
+    folder.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}"]
-    command += [f"--sample-seed={SAMPLE_SEED}", f"--numprocesses={os.environ.get('JOBS', '2')}", *FOLDERS]
+    command += [f"--sample-seed={SAMPLE_SEED}", f"--numprocesses={os.environ.get('JOBS', '2')}", tests]
     variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | os.environ
     variables["PATH"] = f"{python.parent}{os.pathsep}{variables['PATH']}"
     start = time.monotonic()
@@ -201,27 +255,53 @@ def run_tests(python: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def try_out(environment: Environment, folder: Path) -> dict[str, Any]:
-    """Make an environment and run the tests in it, unless it is the pinned one by another name."""
-    entry = {"name": environment.name, "date": date.today().isoformat()}
+def whole(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The folders' runs as one: their sums, and what failed in each."""
+    reasons = [run["reason"] for run in runs.values() if "reason" in run]
+    return {
+        "outcome": "ok" if all(run["outcome"] == "ok" for run in runs.values()) else "failed",
+        **({"reason": "; ".join(reasons)} if reasons else {}),
+        **{count: sum(run.get(count, 0) for run in runs.values()) for count in ("passed", "failed", "skipped")},
+        "failures": [failure for run in runs.values() for failure in run.get("failures", ())],
+        "minutes": round(sum(run["minutes"] for run in runs.values()), 1),
+        "folders": list(runs),
+        "runs": dict(runs),
+    }
+
+
+def try_out(
+    environment: Environment, place: Path, folders: Sequence[str] = (), kept: Mapping[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Make an environment and run the tests in it, unless it is the pinned one by another name: after each folder the
+    entry of the record. Of the kept entry the other folders stay, where its versions are the same."""
+    today = date.today().isoformat()
+    entry = {"name": environment.name, "date": today}
     pinned = ENVIRONMENTS[0]
     try:
         base = _python(environment.python)
         alike = environment != pinned and base == _python(pinned.python)
         if alike and constraints(environment, base) == constraints(pinned, base):
-            return entry | {"outcome": "same", "reason": pinned.name}
-        python = make(environment, folder / environment.name)
+            yield entry | {"outcome": "same", "reason": pinned.name}
+            return
+        python = make(environment, place / environment.name)
     except NotAvailableError as reason:
-        return entry | {"outcome": "not available", "reason": str(reason)}
-    versions = json.loads(subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True).stdout)
-    return entry | versions | run_tests(python, folder / environment.name)
+        yield entry | {"outcome": "not available", "reason": str(reason)}
+        return
+    found = json.loads(subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True).stdout)
+    before = kept or {}
+    runs = (
+        before.get("runs", {}) if folders and found == {key: before[key] for key in VERSIONS if key in before} else {}
+    )
+    for tests in folders or environment.folders:
+        ran = {"date": today} | run_tests(python, tests, place / environment.name / "log" / Path(tests).name)
+        runs = {name: ran if name == tests else runs[name] for name in environment.folders if name in {*runs, tests}}
+        yield entry | found | whole(runs)
 
 
 def line(entry: dict[str, Any]) -> str:
     """A line of the printed table."""
-    cells = [entry.get(name, "") for name in ("python", "torch", "transformers", "passed", "failed", "skipped")]
-    cells += [entry.get("minutes", ""), entry["outcome"], entry.get("reason", "")]
-    return f"{entry['name']:20}" + "".join(f"{cell!s:>13}" for cell in cells[:7]) + "  " + " ".join(cells[7:])
+    cells = "".join(f"{entry.get(name, '')!s:>13}" for name in COLUMNS)
+    return f"{entry['name']:20}{cells}  {entry['outcome']} {entry.get('reason', '')}".rstrip()
 
 
 def main() -> int:
@@ -229,32 +309,37 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [environment.name for environment in ENVIRONMENTS]
     options.add_argument("environments", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all by default")
+    options.add_argument("--folder", action="append", default=[], help="of the tests; all by default")
     options.add_argument("--output", type=Path, default=RECORD)
     arguments = options.parse_args()
     if unknown := set(arguments.environments) - set(names):
         options.error(f"no environment is called {', '.join(sorted(unknown))}: there are {', '.join(names)}")
+    if unknown := set(arguments.folder) - {each for environment in ENVIRONMENTS for each in environment.folders}:
+        options.error(f"no folder of these tests is called {', '.join(sorted(unknown))}")
 
-    folder = Path(os.environ.get("SQRTDK_VERSIONS", ROOT / "out" / "versions")).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    place = Path(os.environ.get("SQRTDK_VERSIONS", ROOT / "out" / "versions")).absolute()
+    place.mkdir(parents=True, exist_ok=True)
     entries: dict[str, dict[str, Any]] = {}
-    if arguments.environments and arguments.output.exists():
+    if (arguments.environments or arguments.folder) and arguments.output.exists():
         kept = json.loads(arguments.output.read_text(encoding="utf-8"))["environments"]
         entries = {entry["name"]: entry for entry in kept}
     chosen = [each for each in ENVIRONMENTS if each.name in (arguments.environments or names)]
     for environment in chosen:
-        entries[environment.name] = try_out(environment, folder)
-        print(line(entries[environment.name]), flush=True)
-        record = {
-            "date": date.today().isoformat(),
-            "cpu": cpu_name(),
-            "folders": FOLDERS,
-            "environments": [entries[name] for name in names if name in entries],
-        }
-        arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    titles = ("python", "torch", "transformers", "passed", "failed", "skipped", "minutes")
-    print(f"\n{'':20}" + "".join(f"{title:>13}" for title in titles))
+        folders = [each for each in environment.folders if each in arguments.folder]
+        if arguments.folder and not folders:
+            continue
+        for entry in try_out(environment, place, folders, entries.get(environment.name)):
+            entries[environment.name] = entry
+            print(line(entry), flush=True)
+            record = {
+                "date": date.today().isoformat(),
+                "cpu": cpu_name(),
+                "environments": [entries[name] for name in names if name in entries],
+            }
+            arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{'':20}" + "".join(f"{title:>13}" for title in COLUMNS))
     print("\n".join(line(entries[name]) for name in names if name in entries))
-    outcomes = [entries[environment.name]["outcome"] for environment in chosen]
+    outcomes = [entries[each.name]["outcome"] for each in chosen if each.name in entries]
     return 1 if "failed" in outcomes or "ok" not in outcomes else 0
 
 

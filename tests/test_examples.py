@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import sqrtdk
 from tests.integrations.sinks_read import needs
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -50,6 +52,14 @@ def test_the_cause_of_a_difference_is_named(
 
 
 @pytest.mark.full
+def test_a_ring_of_processes_is_one_process() -> None:
+    command = [sys.executable, str(EXAMPLES / "ring_attention.py"), "--length", "64"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.count("32 tokens") == 2
+    assert printed.endswith("equal up to rounding: True\n")
+
+
+@pytest.mark.full
 def test_a_clip_keeps_the_logits_in_range(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     printed = _printed("train_with_watch.py", capsys, monkeypatch)
     alone, clipped = (float(text) for text in re.findall(r"largest logit (\S+)", printed))
@@ -78,10 +88,29 @@ def test_a_task_of_lightning_is_watched(capsys: pytest.CaptureFixture[str], monk
     assert re.findall(r"^step (\d+): loss", printed, re.MULTILINE) == ["1", "2", "4", "6", "8"]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "package", "cause"),
+    [("paddle_record.py", "paddle", "scale"), ("mindspore_record.py", "mindspore", "mask_offset")],
+)
+def test_a_recording_of_another_framework_is_compared(
+    name: str, package: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs(package)
+    file = str(tmp_path / "run.safetensors")
+    for mistakes, named in (((), set()), (("mistake",), {cause})):
+        monkeypatch.setattr(sys, "argv", [str(EXAMPLES / name), file, *mistakes])
+        module = runpy.run_path(sys.argv[0], run_name="__main__")
+        model, inputs = module["make"]()
+        report = sqrtdk.diff(model, file, inputs)
+        assert {one.name for pair in report.pairs for one in pair.causes} == named
+        assert (report.same is not False) == (not named)
+
+
 def test_every_script_is_listed_and_has_a_test() -> None:
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     tests = Path(__file__).read_text(encoding="utf-8")
-    assert len(SCRIPTS) >= 7
+    assert len(SCRIPTS) >= 9
     for script in SCRIPTS:
         assert f"]({script.name})" in listed, script.name
         assert f'"{script.name}"' in tests, script.name

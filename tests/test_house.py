@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import grimp
@@ -18,7 +20,7 @@ import sqrtdk
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 MOST_LINES = 400
-MOST_NAMES = 15
+MOST_NAMES = 17
 HEAVY = ("torch", "numpy", "pyarrow", "transformers", "typer", "rich", "jinja2", "safetensors")
 
 
@@ -54,6 +56,44 @@ def test_every_public_name_resolves_and_needs_no_command_line() -> None:
     assert done.stdout.splitlines() == [f"{name} []" for name in sqrtdk.__all__], done.stderr
 
 
+MODULES_ALONE = """
+import gc, importlib, os, sys
+names = sys.argv[1:]
+read, write = os.pipe()
+if not os.fork():
+    for name in names:
+        importlib.import_module(name)
+    os.write(write, " ".join(name for name in sys.modules if name.partition(".")[0] != "sqrtdk").encode())
+    os._exit(0)
+os.close(write)
+for name in os.fdopen(read).read().split():  # libraries are imported once, before: only our own order is tested
+    try:
+        importlib.import_module(name)
+    except Exception:
+        pass
+os.wait()
+gc.disable()  # each child would walk all that the libraries hold
+assert len(sys.modules) > 1000 and not any(name.partition(".")[0] == "sqrtdk" for name in sys.modules)
+for name in names:
+    if not os.fork():
+        importlib.import_module(name)
+        os._exit(0)
+    if os.wait()[1]:
+        print(name)
+"""
+
+
+@pytest.mark.full
+def test_every_module_can_be_imported_first() -> None:
+    """In a process that has imported nothing else of ours: a circle of imports shows only from some of its files."""
+    modules = [".".join(file.relative_to(ROOT / "src").with_suffix("").parts) for file in SOURCES]
+    names = [module.removesuffix(".__init__") for module in modules if not module.endswith("__main__")]
+    done = subprocess.run(
+        [sys.executable, "-c", MODULES_ALONE, *names], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert (done.stdout, done.returncode) == ("", 0), done.stdout + done.stderr
+
+
 def test_public_names_are_few() -> None:
     assert 0 < len(sqrtdk.__all__) <= MOST_NAMES
     assert set(sqrtdk.__all__) <= set(dir(sqrtdk))
@@ -86,3 +126,29 @@ def test_no_two_files_import_each_other() -> None:
     circles = [sorted(circle) for circle in networkx.strongly_connected_components(graph) if len(circle) > 1]
     assert graph.number_of_edges() > 1000
     assert not circles
+
+
+_BROUGHT = {"torch", "numpy", "safetensors", "typer", "rich", "jinja2", "markupsafe", "msgspec", "tomli", "sqrtdk"}
+_LATER = {"triton": "impl/gpu", "pytest": "testing"}  # folders that are imported where the package is there
+
+
+def test_what_the_library_alone_imports_it_brings() -> None:
+    """No file needs a package of an extra, or of the tests, just to be imported."""
+
+    def imported(nodes: list[ast.stmt]) -> Iterator[str]:
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                yield from (name.name for name in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                yield str(node.module)
+            elif isinstance(node, ast.If):
+                yield from imported(node.orelse if "TYPE_CHECKING" in ast.unparse(node.test) else node.body)
+
+    strange = []
+    for path in SOURCES:
+        for name in imported(ast.parse(path.read_text(encoding="utf-8")).body):
+            package = name.partition(".")[0]
+            later = package in _LATER and _LATER[package] in path.as_posix()
+            if not (later or package in _BROUGHT or package in sys.stdlib_module_names) and path.name != "_shapes.py":
+                strange.append(f"{path}: {name}")
+    assert not strange

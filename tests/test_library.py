@@ -170,6 +170,7 @@ def test_a_check_is_saved_as_what_the_ending_says(tmp_path: Path, ending: str) -
         ".sarif": "{",
         ".xml": "<?xml",
         ".md": "#",
+        ".txt": "org/sick-125m",
     }
     assert text.startswith(starts[ending])
     if ending == ".json":
@@ -199,10 +200,10 @@ def test_what_a_watch_and_a_cache_told_is_saved(tmp_path: Path) -> None:
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     report, path = sample_report.healthy(2), tmp_path / "report.json"
     with pytest.raises(
-        InvalidValueError, match=r"written to .json, .html, .sarif, .xml, .md files; got the ending '.pdf'"
+        InvalidValueError, match=r"written to .json, .html, .sarif, .xml, .md, .txt files; got the ending '.pdf'"
     ):
         report.save(tmp_path / "report.pdf")
-    with pytest.raises(InvalidValueError, match=r"a DiffReport is written to .json, .html files; got the ending ''"):
+    with pytest.raises(InvalidValueError, match=r"a DiffReport is written to .json, .html, .txt files; got"):
         sample_diff.same().save(tmp_path / "report")
     with pytest.raises(OutputError, match="there is no directory"):
         report.save(tmp_path / "missing" / "report.json")

@@ -24,6 +24,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.older import mark_older
+
 TIERS = {  # what `make test`, `make rest` and `make full` select
     "test": "not full and not slow and not gpu",
     "rest": "full and not slow and not gpu",
@@ -49,7 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what the samples leave out as `full`, before pytest selects by markers."""
+    """Mark what the samples leave out as `full`, before pytest selects by markers, and what can't run here."""
+    mark_older(items)
     if any("::" in argument for argument in config.args):
         return
     matrices: dict[str, list[pytest.Item]] = defaultdict(list)

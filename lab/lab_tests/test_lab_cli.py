@@ -130,6 +130,7 @@ def test_a_run_says_what_came_out(folder: Path, language: str) -> None:
     assert str(folder / "var-linear-variance.png") in said
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_page_of_the_lab_shows_what_a_run_prints(
     language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

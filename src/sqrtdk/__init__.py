@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sqrtdk import answers as answers
     from sqrtdk import errors as errors
     from sqrtdk import extending as extending
     from sqrtdk import frontends as frontends
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from sqrtdk import theory as theory
     from sqrtdk import tracing as tracing
     from sqrtdk._attention import attention as attention
-    from sqrtdk._attention import explain as explain
     from sqrtdk._check import check as check
+    from sqrtdk._explain import explain as explain
     from sqrtdk._measure import measure as measure
+    from sqrtdk._ring import merge as merge
+    from sqrtdk._ring import ring_attention as ring_attention
     from sqrtdk.audit.records import CheckReport as CheckReport
     from sqrtdk.compare.diff import diff as diff
     from sqrtdk.compare.records import DiffReport as DiffReport
@@ -53,19 +56,21 @@ _HOME = {
     "diff": "sqrtdk.compare.diff",
     "DiffReport": "sqrtdk.compare.records",
     "entropy_floor": "sqrtdk.repair.reparam",
-    "explain": "sqrtdk._attention",
+    "explain": "sqrtdk._explain",
     "fold_scale_": "sqrtdk.repair.fold",
     "measure": "sqrtdk._measure",
+    "merge": "sqrtdk._ring",
     "qk_clip_": "sqrtdk.repair.clip",
     "record": "sqrtdk.recording.record",
+    "ring_attention": "sqrtdk._ring",
     "SqrtdkError": "sqrtdk.errors",
     "trace": "sqrtdk.tracing.trace",
     "watch": "sqrtdk.monitor.watch",
 }
 __all__ = [*_HOME]
 _ROOMS = (
-    "errors", "extending", "frontends", "integrations", "kv", "laws", "monitor", "nn", "positions", "recording",
-    "repair", "report", "scales", "scores", "stats", "testing", "theory", "tracing",
+    "answers", "errors", "extending", "frontends", "integrations", "kv", "laws", "monitor", "nn", "positions",
+    "recording", "repair", "report", "scales", "scores", "stats", "testing", "theory", "tracing",
 )  # fmt: skip
 
 

@@ -241,6 +241,17 @@ def finite_number(name: str, value: Any, *, above: float = -math.inf) -> float:
     return found
 
 
+def place(name: str, value: Any) -> int:
+    """Return an argument that is an int.
+
+    Raises:
+        InvalidTypeError: It is not, or a bool; `name` is the argument that the error names.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise InvalidTypeError(f"{name} is a whole number; got {value!r}", hint="Count rows and keys from 0.")
+    return value  # type: ignore[return-value]
+
+
 def check_flags(**flags: Any) -> None:
     """Check that flags are bools, as torch does: the string "no" would count as true.
 

@@ -13,17 +13,16 @@ from sqrtdk import _arguments as arguments
 from sqrtdk._guesses import parameters_of, refuse_arguments
 from sqrtdk._resolve import resolve_arguments
 from sqrtdk._subclasses import PLAIN_TYPES, named_in_errors, torch_attention
-from sqrtdk.errors import SqrtdkError
 from sqrtdk.impl.call import Call
-from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, Choice, pays_compiled, settle
+from sqrtdk.impl.choice import IMPLEMENTATIONS, LARGEST_DENSE, pays_compiled, settle
 from sqrtdk.impl.extremes import gives_infinity, may_lose_mass, needs_care, wants_gradients
-from sqrtdk.impl.operands import check_term, in_order_of
+from sqrtdk.impl.operands import in_order_of
 from sqrtdk.impl.product import computed
 from sqrtdk.impl.tiled import tiled, weighed
 from sqrtdk.stats.request import AuxOutput, AuxRequest
 
 if TYPE_CHECKING:
-    from typing import Never
+    from typing_extensions import Never
 
     from sqrtdk._named import AnyBias, AnyScale, AnyScore, AnyWindow
     from sqrtdk._shapes import AnyKey, Bias, Key, Output, Query, Sinks, Value, Visible
@@ -53,6 +52,8 @@ def attention(
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
     window_lower_right: bool = False,
+    query_offset: int = 0,
+    key_offset: int = 0,
     return_aux: None = None,
     return_weights: Literal[False] = False,
     impl: str = "auto",
@@ -80,6 +81,8 @@ def attention(
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
     window_lower_right: bool = False,
+    query_offset: int = 0,
+    key_offset: int = 0,
     return_aux: AuxRequest | Literal[True],
     return_weights: Literal[False] = False,
     impl: str = "auto",
@@ -107,6 +110,8 @@ def attention(
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
     window_lower_right: bool = False,
+    query_offset: int = 0,
+    key_offset: int = 0,
     return_aux: AuxRequest | bool | None = None,
     return_weights: bool = False,
     impl: str = "auto",
@@ -133,6 +138,8 @@ def attention(
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
     window_lower_right: bool = False,
+    query_offset: int = 0,
+    key_offset: int = 0,
     return_aux: AuxRequest | bool | None = None,
     return_weights: bool = False,
     impl: str = "auto",
@@ -177,6 +184,11 @@ def attention(
             keys j <= i + S - L, and `window` and position terms count from there.
         window_lower_right: the same for a call that is not causal: `window` and position terms count from i + S - L,
             as in flash-attn and x-transformers; default False: from i.
+        query_offset: place of the first row in the sequence, where query is a block of its rows; see `key_offset`.
+        key_offset: place of the first key, where key and value are a block of the keys: `is_causal`, `window`, position
+            terms, `score_mod` and `mask_mod` go by the places query_offset + i and key_offset + j. `attn_mask` and a
+            bias tensor are those of the block, and a scale rule that counts keys counts the block's. `merge` joins the
+            blocks by their lse.
         return_aux: which statistics to return as the last value, True for all; see `AuxOutput` for their definitions.
         return_weights: return the weights (..., Hq, L, S) as the second value, after dropout. They are held in memory.
         impl: "auto", "cpu" (the compiled kernel for CPUs; the first call with this name compiles it; functions make
@@ -235,6 +247,7 @@ def attention(
     plain = impl == "auto" and not (causal_lower_right or window_lower_right or both or return_aux or return_weights)
     plain = plain and score is None and score_mod is None and mask_mod is None and block_mask is None
     plain = plain and softcap is None and bias is None and window is None and sinks is None
+    plain = plain and type(query_offset) is type(key_offset) is int and query_offset == key_offset
     foreign = not (type(query) in PLAIN_TYPES and type(key) in PLAIN_TYPES and type(value) in PLAIN_TYPES)
     foreign = foreign or not (attn_mask is None or type(attn_mask) in PLAIN_TYPES)
     if plain and not foreign and (scale is None or (type(scale) is float and (scale > 0.0 or not is_causal))):
@@ -250,30 +263,15 @@ def attention(
             )
             return in_order_of(query, output)
     tensors = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
-    with named_in_errors(tensors | {"scale": scale, "bias": bias, "sinks": sinks, "score": score}):
+    with named_in_errors({**tensors, "scale": scale, "bias": bias, "sinks": sinks, "score": score}):
         call = resolve_arguments(
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale,
-            enable_gqa,
-            score=score,
-            score_mod=score_mod,
-            mask_mod=mask_mod,
-            block_mask=block_mask,
-            softcap=softcap,
-            bias=bias,
-            window=window,
-            sinks=sinks,
-            causal_lower_right=causal_lower_right,
-            window_lower_right=window_lower_right,
-            return_aux=return_aux,
-        )
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, score=score, score_mod=score_mod,
+            mask_mod=mask_mod, block_mask=block_mask, softcap=softcap, bias=bias, window=window, sinks=sinks,
+            causal_lower_right=causal_lower_right, window_lower_right=window_lower_right, query_offset=query_offset,
+            key_offset=key_offset, return_aux=return_aux,
+        )  # fmt: skip
         arguments.check_flags(return_weights=return_weights)
-        with _outside_autocast(query):
+        with outside_autocast(query):
             call, product, chosen = settle(call, impl, weights=return_weights)
             if not torch.compiler.is_compiling():
                 _log.debug("attention runs on %s: %s", chosen.impl, chosen.reason)
@@ -283,81 +281,10 @@ def attention(
     return results if len(results) > 1 else results[0]
 
 
-def _outside_autocast(query: Query) -> AbstractContextManager[Any]:
+def outside_autocast(query: Query) -> AbstractContextManager[Any]:
+    """Return a context in which autocast, which has cast the arguments of a call by then, casts nothing more."""
     lowered = arguments.autocast_dtype(query) is not None
     return torch.autocast(query.device.type, enabled=False) if lowered else nullcontext()
-
-
-def explain(
-    query: Query,
-    key: AnyKey,
-    value: Value,
-    attn_mask: Visible | Bias | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: AnyScale | None = None,
-    enable_gqa: bool = False,
-    *,
-    score: AnyScore | None = None,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    block_mask: Any = None,
-    softcap: float | None = None,
-    bias: AnyBias | None = None,
-    window: AnyWindow | None = None,
-    sinks: Sinks | float | None = None,
-    causal_lower_right: bool = False,
-    window_lower_right: bool = False,
-    return_aux: AuxRequest | bool | None = None,
-    return_weights: bool = False,
-    impl: str = "auto",
-    **_unknown: Never,
-) -> Choice:
-    """Return the implementation that `attention` would take for the same arguments; no attention is computed.
-
-    Returns:
-        The implementation's name as `impl`, and the reason for the choice as `reason`.
-
-    Raises:
-        InvalidValueError: Shapes or values do not fit.
-        InvalidTypeError: An argument has the wrong type or dtype.
-
-    Example:
-        >>> q = torch.randn(1, 2, 8, 4)
-        >>> explain(q.double(), q.double(), q.double(), softcap=30.0).impl
-        'dense'
-    """
-    if _unknown:
-        refuse_arguments("explain", _unknown, parameters_of(explain))
-    try:
-        call = resolve_arguments(
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale,
-            enable_gqa,
-            score=score,
-            score_mod=score_mod,
-            mask_mod=mask_mod,
-            block_mask=block_mask,
-            softcap=softcap,
-            bias=bias,
-            window=window,
-            sinks=sinks,
-            causal_lower_right=causal_lower_right,
-            window_lower_right=window_lower_right,
-            return_aux=return_aux,
-        )
-        check_term(call)
-        arguments.check_flags(return_weights=return_weights)
-        with _outside_autocast(query):
-            return settle(call, impl, weights=return_weights)[-1]
-    except SqrtdkError as error:
-        error.args = (f"explain(): {error}",)  # the rules are those of attention, whose name the message would have
-        raise
 
 
 def _pairs(query: Query, key: Key, value: Value) -> int:

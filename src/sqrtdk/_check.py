@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from sqrtdk._guesses import with_leads
 from sqrtdk._progress import progress_shown, report_progress
-from sqrtdk.audit.model_run import ModelRun, run_model, with_laws
+from sqrtdk._wrappers import hint_for
+from sqrtdk.audit.model_run import ModelRun, Whole, run_model, with_laws
 from sqrtdk.audit.own_module import as_inputs, choices, from_module
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, UNMEASURED, CheckReport, Finding
 from sqrtdk.audit.rules import RULES, unmeasured
@@ -24,16 +27,18 @@ from sqrtdk.masks.band import TRIANGLES
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.load import iter_attn, resolve_model
-from sqrtdk.models.names import graph_kind
+from sqrtdk.models.names import ggml_kind, graph_kind
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 from sqrtdk.models.run import by_default_of
 from sqrtdk.models.unchanged import unchanged
+from sqrtdk.ranks.group import RankGroup, world
+from sqrtdk.ranks.reports import Together
 from sqrtdk.theory import kv_cache_bytes
-from sqrtdk.tracing import hint_for
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
 
 
+@with_leads
 def check(
     model: nn.Module | str,
     inputs: Any = None,
@@ -51,10 +56,12 @@ def check(
     trust_remote_code: bool = False,
     device_map: str | None = None,
     offload_folder: str | Path | None = None,
+    base: str | Path | None = None,
     laws: str | Sequence[str] | None = None,
     laws_seconds: float | None = None,
     fail_on: str = "fail",
     command: str = "",
+    run: bool = False,
 ) -> CheckReport:
     """Audit the attention of a model.
 
@@ -67,7 +74,7 @@ def check(
     Args:
         model: A module; or a name for `sqrtdk.models.load.resolve`: "demo", a directory, a hub id, a factory; or an
             exported graph, .onnx or .pt2, which is read, and runs only on an `input_file`; or a .gguf file, for its
-            metadata.
+            metadata, or for what llama.cpp runs if `run` is true; or a .ggmldump file.
         inputs: A dict or tuple for forward, or one tensor; None makes suitable inputs from the config.
         static: Run on the meta device: scales and formulas, no statistics.
         attn: "eager" or "sdpa" audits that implementation, "both" audits one after the other. None audits the model's
@@ -83,11 +90,13 @@ def check(
         trust_remote_code: Let the model's own Python files run.
         device_map: "auto" spreads a checkpoint through accelerate.
         offload_folder: Directory for weights that fit nowhere else.
+        base: Base model of an adapter's directory; None takes the directory that the adapter names, or its neighbour.
         laws: "all", "none", or names of laws, in a sequence or joined by commas; None is "all".
         laws_seconds: Seconds that all laws together may take; None: any number. Laws that are left then are not asked.
         fail_on: Lowest severity that makes `exit_code` 1: "note", "warn", "fail", "critical"; "never"; or "unmeasured",
             which means "fail" and also counts every attention that could not be judged.
         command: The user's command line, for the report.
+        run: Whether a .gguf file runs in llama.cpp; needs the extra `ggml`.
 
     Returns:
         The report; findings are worst first.
@@ -108,11 +117,11 @@ def check(
     options = LoadOptions(
         static=static, attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device,
         dtype=dtype, seed=seed, revision=revision, trust_remote_code=trust_remote_code, device_map=device_map,
-        offload_folder=offload_folder,
+        offload_folder=offload_folder, base=base,
     )  # fmt: skip
     with progress_shown("check"):
         return check_with(
-            model, inputs, options, laws=laws, laws_seconds=laws_seconds, fail_on=fail_on, command=command
+            model, inputs, options, laws=laws, laws_seconds=laws_seconds, fail_on=fail_on, command=command, run=run
         )
 
 
@@ -126,6 +135,8 @@ def check_with(
     fail_on: str = "fail",
     command: str = "",
     after: Callable[[LoadedModel], None] | None = None,
+    run: bool = False,
+    ranks: RankGroup | None = None,
 ) -> CheckReport:
     """Audit a model as `check` does, with the loading options in one object, and report progress.
 
@@ -138,9 +149,17 @@ def check_with(
         fail_on: Severity from which on the exit code is 1.
         command: Command line to record in the report.
         after: Called with each model once it is audited, while it is still in memory.
+        run: Whether a .gguf file runs in llama.cpp.
+        ranks: The ranks that all check the model now; None: they are found by the collectives that the model runs.
     """
-    with unchanged(model, inputs) as before:
-        report = _checked(model, inputs, options, laws, laws_seconds, fail_on, command, after)
+    ranks = ranks or world()
+    together = Together(ranks, model if isinstance(model, str) else "")
+    with contextlib.nullcontext() if ranks is None else ranks.shared_errors(), unchanged(model, inputs) as before:
+        asked = laws, laws_seconds, fail_on, command, after
+        report = together.report(_checked(model, inputs, options, *asked, runs_file=run, whole=together.whole))
+        report = dataclasses.replace(
+            report, kv_bytes_per_token=_kv_bytes_per_token([judged.call for judged in report.calls])
+        ) if report.ranks else report  # fmt: skip
     notes = [*(report.environment.get("notes") or ()), *before.stayed]
     return dataclasses.replace(report, environment=report.environment | {"notes": notes}) if before.stayed else report
 
@@ -154,6 +173,9 @@ def _checked(
     fail_on: str,
     command: str,
     after: Callable[[LoadedModel], None] | None,
+    *,
+    runs_file: bool,
+    whole: Whole | None = None,
 ) -> CheckReport:
     """Check the options, load the model, and audit it; `check_with` describes the arguments."""
     attn = options.attn
@@ -172,15 +194,22 @@ def _checked(
     check_seconds(laws_seconds)
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)
-    if isinstance(model, str) and graph_kind(model) is not None:
+    if runs_file and (not isinstance(model, str) or ggml_kind(model) is None):
+        raise InvalidValueError(Message("errors.options.run"), hint=Message("errors.hint.run_gguf"))
+    if isinstance(model, str) and graph_kind(model) is not None and not runs_file:
         if inputs is not None:
             raise InvalidValueError(Message("errors.inputs.of_graph"), hint=Message("errors.hint.leave_them_out"))
         from sqrtdk.audit.graphs import audit_graph  # readers of formats that most runs do not need
 
-        run, lost, findings = audit_graph(model, options)
-        run = dataclasses.replace(
-            run, laws=tuple(law_not_asked(name, "", Message("laws.asking.exported_graph")) for name in names)
-        )
+        def ask(loaded: LoadedModel, run: ModelRun) -> ModelRun:
+            report_progress(Message("progress.laws"))
+            named = are_named(laws)
+            return with_laws(run, answers_of(loaded, run, names, options.seed, named=named, seconds=laws_seconds))
+
+        run, lost, findings = audit_graph(model, options, ask if names else None)
+        if not run.laws:
+            not_asked = (law_not_asked(name, "", Message("laws.asking.exported_graph")) for name in names)
+            run = dataclasses.replace(run, laws=tuple(not_asked))
         return _report([run], lost, findings, seed=options.seed, command=command, fail_on=fail_on)
     runs: list[ModelRun] = []
     missing: list[NotMeasured] = []
@@ -194,7 +223,7 @@ def _checked(
                 # Laws and the comparison of implementations are done once: in the first run.
                 keep = not runs and bool(names)
                 how = "never" if runs else compare
-                run = run_model(build.loaded, build.attn, seed=options.seed, compare=how, keep=keep)
+                run = run_model(build.loaded, build.attn, seed=options.seed, compare=how, keep=keep, whole=whole)
                 if not runs:
                     report_progress(Message("progress.laws"))
                     named, bound = are_named(laws), laws_seconds

@@ -148,9 +148,13 @@ def numbers_from(*packages: str) -> Mapping[str, str]:
 
 
 def cpu_name() -> str:
-    """Return the name of the processor; on Linux from /proc/cpuinfo, as Python has none there."""
+    """Return the name of the processor; on Linux from /proc/cpuinfo, as Python has none there.
+
+    ARM's has no name either: then the architecture.
+    """
     with suppress(OSError, ValueError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
         if found:
             return found[1].strip()
-    return platform.processor() or "unknown"
+    return platform.processor() or platform.machine() or "unknown"

@@ -6,15 +6,19 @@ enough, the function takes it (`return_aux=True`, `window=8`); where the meaning
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from sqrtdk._leads import OF_CALLS
 from sqrtdk.errors import InvalidTypeError, did_you_mean
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _LEAVE_OUT = "It changes nothing here: leave it out."
 _PASS_MASK = "Pass attn_mask, True where the key takes part: (batch, keys) as mask.bool()[:, None, None, :]."
 _PASS_PACKED = "Pass mask_mod=lambda b, h, q_idx, kv_idx: document[q_idx] == document[kv_idx], for one."
@@ -77,6 +81,26 @@ _HOMES: Mapping[str, str] = {
     "audit": "sqrtdk.check",
     "compare": "sqrtdk.diff",
     "Watch": "sqrtdk.watch",
+    **dict.fromkeys(("Report", "AuditReport"), "sqrtdk.CheckReport"),
+    **dict.fromkeys(("sdpa", "dot_product_attention", "flash_attn_func"), "sqrtdk.attention"),
+    **dict.fromkeys(
+        ("entropy", "max_logit", "logits", "effective_keys", "peak"), "a statistic of sqrtdk.measure(q, k)"
+    ),
+    **dict.fromkeys(
+        ("plot", "visualize", "heatmap", "show", "draw", "picture"),
+        "sqrtdk.measure(q, k).plot(), or report.plot() of what sqrtdk.check returned",
+    ),
+    **dict.fromkeys(("softmax", "attention_weights", "weights"), "sqrtdk.attention(..., return_weights=True)"),
+    **dict.fromkeys(("rope", "alibi", "apply_rotary_pos_emb"), "in sqrtdk.positions"),
+    **dict.fromkeys(
+        ("scale", "sqrt_dk", "effective_scale"), "sqrtdk.scales.sqrt_dk(), a rule; sqrtdk.check measures scales"
+    ),
+    **dict.fromkeys(("assert_scale", "assert_ok", "assert_laws", "assert_gradients"), "in sqrtdk.testing"),
+    **dict.fromkeys(("fix", "repair_", "clip", "qk_clip"), "sqrtdk.qk_clip_, fold_scale_ or entropy_floor"),
+    **dict.fromkeys(("ask", "laws_of", "check_laws"), "sqrtdk.laws.ask"),
+    **dict.fromkeys(("diagnose", "lint", "analyze", "analyse", "inspect", "summary"), "sqrtdk.check"),
+    **dict.fromkeys(("version", "VERSION"), "sqrtdk.__version__"),
+    "Monitor": "sqrtdk.watch",
     "lab": "the package sqrtdk_lab (pip install 'sqrtdk[lab]')",
 }
 _NEAR_STATISTICS: Mapping[str, str] = {
@@ -92,8 +116,10 @@ _VALUES: Mapping[str, str] = {
     **dict.fromkeys(("mup", "1/d", "1/dk", "1/d_k", "1/head_dim"), "dk"),
     **dict.fromkeys(("sqrt", "1/sqrt(d)", "1/sqrt(d_k)", "1/sqrt(dk)", "1/sqrt(head_dim)", "default"), "sqrt_dk"),
     **dict.fromkeys(("dot_product", "scaled_dot_product", "dotproduct"), "dot"),
-    **dict.fromkeys(("l2", "euclidean", "l2_distance", "rbf"), "distance"),
+    **dict.fromkeys(("l2", "euclidean", "l2_distance"), "distance"),
     **dict.fromkeys(("qk_norm", "l2_norm"), "cosine"),
+    **dict.fromkeys(("gaussian", "rbf_kernel", "gauss"), "rbf"),
+    **dict.fromkeys(("l1", "laplacian", "manhattan"), "laplace"),
     "bahdanau": "additive",
     "general": "luong_general",
     "concat": "luong_concat",
@@ -114,12 +140,38 @@ def refuse_arguments(call: str, unknown: Mapping[str, Any], known: Iterable[str]
     """
     name = next(iter(unknown))
     own = [*known]
-    hint = _ARGUMENTS.get(name, "")
+    hint = OF_CALLS.get(call, _ARGUMENTS).get(name, "")
     if "need_weights" in own:  # the call of a module
         made = f"Make the module with it. {hint}" if hint else ""
         hint = _MODULE_ARGUMENTS.get(name, made)
     near = "" if hint else did_you_mean(name, own)
     raise InvalidTypeError(f"{call} has no argument {name!r}{near}", hint=hint or f"Its arguments: {', '.join(own)}.")
+
+
+def with_leads(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function refuse arguments that it does not have with `refuse_arguments`, also a second one without a name.
+
+    Example:
+        >>> import sqrtdk
+        >>> sqrtdk.trace(None, None)
+        Traceback (most recent call last):
+        sqrtdk.errors.InvalidTypeError: trace takes 1 argument without a name; got 2
+        Hint: Call the model inside: with sqrtdk.trace(model) as run: model(x).
+    """
+    own, taken = parameters_of(function), inspect.signature(function).parameters.values()
+    most = sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in taken)
+
+    @functools.wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        if unknown := {name: value for name, value in named.items() if name not in own}:
+            refuse_arguments(function.__name__, unknown, own)
+        if len(arguments) > most:
+            takes = f"takes {most} argument{'s' * (most != 1)} without a name"
+            hint = OF_CALLS[function.__name__].get("inputs", f"In this order: {', '.join(own[:most])}.")
+            raise InvalidTypeError(f"{function.__name__} {takes}; got {len(arguments)}", hint=hint)
+        return function(*arguments, **named)
+
+    return call
 
 
 def parameters_of(function: Callable[..., Any]) -> list[str]:
@@ -142,6 +194,7 @@ def no_attribute(owner: str, name: str, names: Iterable[str]) -> NoReturn:
         names: Names that the module has.
     """
     home = _HOMES.get(name)
+    home = None if home == f"in {owner}" else home
     near = f"; it is {home}" if home else did_you_mean(name, names) if name[0] != "_" else ""
     raise AttributeError(f"module {owner!r} has no attribute {name!r}{near}")
 

@@ -27,9 +27,8 @@ from sqrtdk.stats._partial import ROW_STATS_FIELDS
 from sqrtdk.stats.request import AuxRequest
 
 if TYPE_CHECKING:
-    from typing import Never
-
     from jaxtyping import Int
+    from typing_extensions import Never
 
     from sqrtdk._named import AnyBias, AnyScale, AnyScore, AnyWindow
     from sqrtdk._shapes import AnyKey, Bias, Query, Visible
@@ -53,6 +52,8 @@ def measure(
     window: AnyWindow | None = None,
     causal_lower_right: bool = False,
     window_lower_right: bool = False,
+    query_offset: int = 0,
+    key_offset: int = 0,
     rows: int | Int[Tensor, " R"] | None = None,
     **_unknown: Never,
 ) -> RowStats:
@@ -74,6 +75,8 @@ def measure(
         window: (left, right), or in a causal call a number of keys.
         causal_lower_right: row i sees keys j <= i + S - L.
         window_lower_right: `window` and position terms count from i + S - L in a call that is not causal.
+        query_offset: place of the first row in the sequence, if query is a block of it.
+        key_offset: place of the first key, if key is a block of the keys.
         rows: measure only this many rows, evenly spread, or the rows of these indices, (R,) int64; None: all.
 
     Returns:
@@ -102,25 +105,13 @@ def measure(
     with torch.no_grad(), named_in_errors(tensors):
         if isinstance(key, Tensor):
             check_class("key", key)
+        # no values, as only statistics are needed
         call = resolve_arguments(
-            query,
-            key,
-            key[..., :0] if isinstance(key, Tensor) and key.ndim else key,  # no values, as only statistics are needed
-            attn_mask,
-            0.0,
-            is_causal,
-            scale,
-            enable_gqa,
-            score=score,
-            score_mod=score_mod,
-            mask_mod=mask_mod,
-            block_mask=block_mask,
-            softcap=softcap,
-            bias=bias,
-            window=window,
-            causal_lower_right=causal_lower_right,
-            window_lower_right=window_lower_right,
-        )
+            query, key, key[..., :0] if isinstance(key, Tensor) and key.ndim else key, attn_mask, 0.0, is_causal, scale,
+            enable_gqa, score=score, score_mod=score_mod, mask_mod=mask_mod, block_mask=block_mask, softcap=softcap,
+            bias=bias, window=window, causal_lower_right=causal_lower_right, window_lower_right=window_lower_right,
+            query_offset=query_offset, key_offset=key_offset,
+        )  # fmt: skip
         places = None if rows is None else _chosen(rows, call.length, call.query.device)
         if autocast_dtype(query) is None:
             return _measured(call, places)

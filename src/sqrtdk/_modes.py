@@ -10,11 +10,16 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _EXPECTED_WARNINGS = (
     r"Using `torch\.compile\(module\)` when there are global hooks|flex_attention called without torch\.compile"
@@ -32,6 +37,8 @@ class EagerMode(TorchDispatchMode):
     process that compiles nothing. The compiler's table of skipped frames can be written without it.
     """
 
+    supports_higher_order_operators = False  # whether `__torch_dispatch__` gets FlexAttention and its like as well
+
     def whole(self, call: Any, run: Callable[[Any], Any]) -> Any:
         """Run an attention of this package that takes several operations; a mode that records may note it as one.
 
@@ -41,6 +48,25 @@ class EagerMode(TorchDispatchMode):
         """
         return run(call)
 
+    def merged(self, outputs: Any, lses: Any, run: Callable[[], Any]) -> Any:
+        """Run a merge of attentions to blocks of keys; a mode that records may note them as one attention.
+
+        Args:
+            outputs: Those of the blocks.
+            lses: Those of the blocks.
+            run: Computes the merged output and lse.
+        """
+        return run()
+
+    def __enter__(self) -> Self:
+        # For torch 2.9 the attribute is enough; an older one wants a rule of each operator for each class of modes.
+        if self.supports_higher_order_operators and not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+            for operator in torch._ops._higher_order_ops.values():
+                if type(self) not in operator.python_key_table:
+                    operator.py_impl(type(self))(partial(_pass_on, operator))
+        mode: Self = super().__enter__()  # type: ignore[no-untyped-call]
+        return mode
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
@@ -48,8 +74,38 @@ class EagerMode(TorchDispatchMode):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
         frames: Any = torch._C._dynamo.eval_frame
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(cls.__torch_dispatch__.__code__, frames._FrameExecStrategy(skip, skip))
+        if hasattr(frames, "set_code_exec_strategy"):
+            skip = frames._FrameAction.SKIP
+            frames.set_code_exec_strategy(cls.__torch_dispatch__.__code__, frames._FrameExecStrategy(skip, skip))
+        else:  # torch 2.6 skips one frame alone, and would compile what that calls
+            cls.__torch_dispatch__ = _uncompiled(cls.__torch_dispatch__)  # type: ignore[method-assign]
+
+
+def _pass_on(operator: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
+    return mode.__torch_dispatch__(operator, (), args, kwargs)
+
+
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    frames: Any = torch._C._dynamo.eval_frame
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        compiler = frames.set_eval_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            frames.set_eval_frame(compiler)
+
+    code: Any = run
+    frames.skip_code(code.__code__)
+    return run
+
+
+def default_device() -> torch.device:
+    """Return the device of tensors made without one; in torch 2.6 `get_default_device` skips `with torch.device`."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    devices: list[torch.device] = [mode.device for mode in modes if isinstance(mode, DeviceContext)]
+    return devices[-1] if devices else torch.get_default_device()
 
 
 @contextmanager
@@ -79,6 +135,13 @@ def eager_compiler() -> Iterator[None]:
                 _stance.close()
 
 
+@contextmanager
+def outside_modes() -> Iterator[None]:
+    """Runs a block without gradients and without the caller's torch modes and default device."""
+    with torch.no_grad(), _disable_current_modes(), torch.device("cpu"):
+        yield
+
+
 def _drop(rule: Any) -> None:
     rules: Any = warnings.filters
     if rule in rules:
@@ -92,3 +155,12 @@ def as_one(call: Any, run: Callable[[Any], Any]) -> Any:
             if isinstance(mode, EagerMode):
                 run = partial(mode.whole, run=run)
     return run(call)
+
+
+def as_merge(outputs: Any, lses: Any, run: Callable[[], Any]) -> Any:
+    """Return `run()`; every open mode gets it as the merge of these blocks, whatever operations it takes."""
+    if not torch.compiler.is_compiling():
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, EagerMode):
+                run = partial(mode.merged, outputs, lses, run)
+    return run()

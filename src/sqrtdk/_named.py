@@ -190,4 +190,6 @@ def is_block_mask(mask: Any) -> bool:
 
 def _is_flex(value: Any, name: str) -> bool:
     # by name, because importing that module imports torch's compiler
+    if value is None:  # as it is in most calls: compilers before torch 2.11 can't follow what stands below
+        return False
     return any(c.__name__ == name and c.__module__ == "torch.nn.attention.flex_attention" for c in type(value).__mro__)

@@ -49,6 +49,8 @@ def resolve_arguments(
     sinks: Sinks | float | None = None,
     causal_lower_right: bool = False,
     window_lower_right: bool = False,
+    query_offset: int = 0,
+    key_offset: int = 0,
     return_aux: AuxRequest | bool | None = None,
 ) -> Call:
     """Check the arguments of `attention`, and return them as the one `Call` that all implementations run.
@@ -77,7 +79,16 @@ def resolve_arguments(
     # Before a score changes the width: the default scale is that of the caller's query.
     head_dim = query.shape[-1]
     query, key, pairs, rule = _scored(score, query, key)
-    shift = key.shape[-2] - query.shape[-2] if causal_lower_right or window_lower_right else 0
+    # row i and key j are at one place of the sequence if j = i + shift
+    shift = arguments.place("query_offset", query_offset) - arguments.place("key_offset", key_offset)
+    if causal_lower_right or window_lower_right:
+        if query_offset or key_offset:
+            raise InvalidValueError(
+                f"rows go by their offset or by the last key; got query_offset={query_offset}, key_offset={key_offset} "
+                "beside causal_lower_right or window_lower_right",
+                hint="The last row is aligned with the last key by query_offset = key_offset + S - L alone.",
+            )
+        shift = key.shape[-2] - query.shape[-2]
     # Upper-left as in SDPA: row i sees keys j <= i. Lower-right, as with a cache, adds S - L.
     diagonal = shift if is_causal or causal_lower_right else None
     if is_causal_bias(attn_mask):
@@ -92,15 +103,16 @@ def resolve_arguments(
         1.0,
         score=pairs,
         softcap=None if softcap is None else arguments.finite_number("softcap", softcap, above=0.0),
-        score_mod=_function("score_mod", score_mod, "score, b, h, q_idx, kv_idx"),
+        score_mod=_at_places(_function("score_mod", score_mod, "score, b, h, q_idx, kv_idx"), query_offset, key_offset),
         diagonal=diagonal,
         window=UNBOUNDED if window is None else arguments.window_sides(as_window(window, diagonal, shift)),
         shift=shift,
         dropout_p=arguments.dropout_rate("dropout_p", dropout_p),
         aux=aux,
     )
-    call = replace(call, **_masks(call, attn_mask, bias), sinks=_sinks(call, sinks))
-    call = replace(call, mask_mods=_mask_mods(call, mask_mod, block_mask))
+    offset = bool(query_offset or key_offset)
+    call = replace(call, **_masks(call, attn_mask, bias, offset=offset), sinks=_sinks(call, sinks))
+    call = replace(call, mask_mods=_mask_mods(call, mask_mod, block_mask, query_offset, key_offset))
     # Last, because a rule such as log_n counts the visible keys, which all masks together leave.
     call = replace(call, scale=_beta(call, rule if scale is None else scale, head_dim))
     bad_bias = call.bias is not None and looked_at(call.bias) and holds_nonfinite(call.bias)
@@ -137,11 +149,24 @@ def _function(name: str, function: Any, parameters: str) -> Any:
     return function
 
 
-def _mask_mods(call: Call, mask_mod: Any, block_mask: Any) -> tuple[MaskMod, ...]:
+def _at_places(function: Any, query_offset: int, key_offset: int) -> Any:
+    """Return a function of pairs, which gets the places of row and key last, as one of a block's rows and keys."""
+    if function is None or not (query_offset or key_offset):
+        return function
+    return lambda *pair: function(*pair[:-2], pair[-2] + query_offset, pair[-1] + key_offset)
+
+
+def _mask_mods(call: Call, mask_mod: Any, block_mask: Any, query_offset: int, key_offset: int) -> tuple[MaskMod, ...]:
     lead = call.lead
+    if block_mask is not None and (query_offset or key_offset):
+        raise InvalidValueError(
+            f"a BlockMask has no offsets; got query_offset={query_offset}, key_offset={key_offset}",
+            hint="Pass its function: mask_mod=block_mask.mask_mod.",
+        )
     sizes = math.prod(lead[:-1]), lead[-1] if lead else 1, call.length, call.keys
     of_blocks = None if block_mask is None else mask_of_blocks(block_mask, *sizes)
-    mods = (_function("mask_mod", mask_mod, "b, h, q_idx, kv_idx"), of_blocks)
+    own = _at_places(_function("mask_mod", mask_mod, "b, h, q_idx, kv_idx"), query_offset, key_offset)
+    mods = (own, of_blocks)
     return tuple(mod for mod in mods if mod is not None)
 
 
@@ -154,10 +179,10 @@ def _causal_bias_diagonal(mask: Any, length: int, keys: int, is_causal: bool) ->
     return causal_diagonal("attn_mask", mask, length, keys)
 
 
-def _masks(call: Call, attn_mask: Visible | Bias | None, bias: Any) -> dict[str, Any]:
+def _masks(call: Call, attn_mask: Visible | Bias | None, bias: Any, *, offset: bool) -> dict[str, Any]:
     """Return the fields `visible`, `bias` and `term`: a float mask is a bias whose -inf hides."""
     full = (*call.lead, call.length, call.keys)
-    ahead = call.keys - call.length - call.shift
+    ahead = 0 if offset else call.keys - call.length - call.shift
     bias = as_bias(bias, call.heads, ahead if call.diagonal is None else None)
     visible = added = term = None
     if attn_mask is not None:

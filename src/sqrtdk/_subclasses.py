@@ -45,6 +45,8 @@ def check_class(name: str, tensor: Tensor) -> None:
             attention differs from that of its stored numbers.
     """
     kind = type(tensor)
+    if is_causal_bias(tensor):  # first: in torch 2.6 it refuses every question, `is_nested` too
+        raise InvalidTypeError(f"{name} is numbers; got a CausalBias, which has none", hint="It is an attn_mask.")
     if tensor.is_nested:
         raise InvalidTypeError(
             f"{name} is one dense tensor; got a nested one ({kind.__name__}, {tensor.layout})",
@@ -61,8 +63,6 @@ def check_class(name: str, tensor: Tensor) -> None:
         raise InvalidTypeError(
             f"{name} holds numbers; got {kind.__name__} without values", hint="Run the lazy module once before."
         )
-    if is_causal_bias(tensor):
-        raise InvalidTypeError(f"{name} is numbers; got a CausalBias, which has none", hint="It is an attn_mask.")
     if _has_function(kind) and not _has_dispatch(kind) and not _is_its_memory(name, tensor):
         raise InvalidTypeError(
             f"{name} is a {kind.__name__}, of which torch's attention makes something else than of its numbers",
@@ -75,7 +75,7 @@ def is_causal_bias(tensor: Any) -> bool:
 
     The class is recognised by name, because importing that module imports torch's compiler.
     """
-    if type(tensor) in PLAIN_TYPES:
+    if tensor is None or type(tensor) in PLAIN_TYPES:
         return False
     return any(c.__name__ == "CausalBias" and c.__module__ == "torch.nn.attention.bias" for c in type(tensor).__mro__)
 

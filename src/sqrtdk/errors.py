@@ -6,10 +6,19 @@ catch either. `str(error)` is the rule with the numbers received; `error.hint` i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 INTERRUPTS = (KeyboardInterrupt,)  # the user's own; every broad `except` lets them pass
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a line that a traceback shows below the error; that of Python 3.10 leaves it out."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        vars(error).setdefault("__notes__", []).append(note)
 
 
 class SqrtdkError(Exception):
@@ -26,7 +35,11 @@ class SqrtdkError(Exception):
         super().__init__(message)
         self.message, self.hint = message, hint
         if hint:
-            self.add_note(f"Hint: {hint}")  # so that a traceback shows it
+            add_note(self, f"Hint: {hint}")  # so that a traceback shows it
+
+
+# What a model's own code may raise when it is run in another way, in float64 or with other weights.
+MODEL_ERRORS = (SqrtdkError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class InvalidValueError(SqrtdkError, ValueError):

@@ -50,6 +50,10 @@ def distance(q: Tensor, k: Tensor) -> Tensor:
     return -((q - k) ** 2).sum(-1)
 
 
+def laplace(q: Tensor, k: Tensor) -> Tensor:
+    return -(q - k).abs().sum(-1)
+
+
 def l2(x: Tensor) -> Tensor:
     return x / (x * x).sum(-1, keepdim=True).sqrt()
 

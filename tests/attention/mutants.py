@@ -10,7 +10,7 @@ ATTEND, LOGITS, SOFTMAX, ROW_STATS = (
 SEEN, COUNT, GROW = "impl/call.py:Call.visible_mask", "impl/call.py:Call.visible_keys", "impl/call.py:repeat_key_heads"
 RESOLVE, MASKS = "_resolve.py:resolve_arguments", "_resolve.py:_masks"
 AUX, MERGED = "stats/request.py:aux_output", "stats/_partial.py:RowStats.merged"
-FUSED, SWEPT = "impl/fused.py:fused", "impl/fused.py:swept"
+FUSED, SWEPT = "impl/fused.py:_fused", "impl/fused.py:swept"
 TILE, TIES = "stats/_tile.py:exponentials", "stats/_tile.py:reduce_tile"
 SWEEP, VALUES = "stats/_sweep.py:_rows", "stats/_block.py:Values.__call__"
 MOMENTS = "stats/tiles.py:ProductSource.moments"
@@ -75,7 +75,9 @@ MUTANTS: dict[str, Planted] = {
     "mask rows of the first block": plant(
         SEEN, Change("None if A is None else F(A, B, C)", "None if A is None else F(A, 0, C - B)")
     ),
-    "lower right by one": plant(RESOLVE, Change("A - B if C else 0", "1 + A - B if C else 0")),
+    "lower right by one": plant(RESOLVE, Change("A = B - C.shape[-2]", "A = 1 + B - C.shape[-2]")),
+    "rows' offset left out": plant(RESOLVE, Change("F(A, B) - F(C, D)", "0 - F(C, D)")),
+    "keys' offset added": plant(RESOLVE, Change("F(A, B) - F(C, D)", "F(A, B) + F(C, D)")),
     "lower right is upper left": plant(RESOLVE, Change("A if B or C else None", "0 if B or C else None")),
     "finite float masks hide": plant(MASKS, Change("A != -math.inf", "A >= 0")),
     "float mask added to nothing": plant(MASKS, Change("A.masked_fill(~B, 0.0)", "None")),

@@ -235,6 +235,7 @@ CALLS: dict[str, Any] = {
     "sinks": lambda t: {"sinks": t["sinks"]},
     "sinks of rows": lambda t: {"sinks": t["row_sinks"]},
     "distance": lambda t: {"score": scores.distance()},
+    "laplace": lambda t: {"score": scores.laplace()},
     "alibi": lambda t: {"bias": positions.alibi(slopes=t["slopes"], symmetric=True)},
 }
 

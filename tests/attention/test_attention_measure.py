@@ -30,6 +30,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "shaw": {"bias": positions.shaw(8, max_distance=4)},
     "cosine": {"score": scores.cosine(gain=8.0)},
     "distance": {"score": scores.distance()},
+    "rbf": {"score": "rbf"},
+    "laplace": {"score": "laplace"},
     "log_n": {"scale": scales.log_n(), "is_causal": True},
     "tensor": {"scale": torch.linspace(0.1, 1.0, 11).view(11, 1)},
 }

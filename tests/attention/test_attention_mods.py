@@ -21,6 +21,7 @@ from sqrtdk.impl import choice, rows, simplify
 from sqrtdk.stats import AuxOutput
 from tests.attention.mods_cases import CASES, SCORE_MODS, Case
 from tests.attention.oracle import logit_statistics, weight_statistics
+from tests.support.needs import needs
 from tests.tolerances import HALF, complaint, gradient_complaints, half_complaint
 
 LOGIT = 12.0  # larger than any logit of the grid
@@ -88,6 +89,7 @@ def of_small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "SMALLEST_READ", 1)
 
 
+@needs("AuxRequest", torch="2.9")
 @pytest.mark.sampled(30)
 @pytest.mark.parametrize("impl", ["tiled", "auto"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

@@ -133,6 +133,7 @@ SCORES = {
     ),
     "keras_sum": score(lambda s, t: scores.keras_additive(), lambda s, t: formulas.plain_sum(None)),
     "distance": score(lambda s, t: scores.distance(), lambda s, t: formulas.distance),
+    "laplace": score(lambda s, t: scores.laplace(), lambda s, t: formulas.laplace),
     "cosine": score(
         lambda s, t: scores.cosine(gain=t["gain"]),
         lambda s, t: formulas.cosine("l2", t["gain"]),

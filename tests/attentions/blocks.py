@@ -255,6 +255,71 @@ def ring(q: Tensor, k: Tensor, v: Tensor, scales: tuple[float, ...], masks: Mask
     return out
 
 
+def flashed(
+    q: Tensor, key: Tensor, value: Tensor, scale: float, masks: Masks, first: int, base: float = math.e
+) -> tuple[Tensor, Tensor]:
+    """The same as flash attention has it: a maximum, a sum, one division; in powers of e or of 2."""
+    z = logits(q, key, scale, masks, first) * (1.0 if base == math.e else math.log2(math.e))
+    top = z.amax(-1, keepdim=True)
+    power = (z - top).exp() if base == math.e else torch.exp2(z - top)
+    total = power.sum(-1, keepdim=True)
+    lse = top + total.log() if base == math.e else (top + total.log2()) / math.log2(math.e)
+    return power @ value / total, lse
+
+
+def flash_lse(q: Tensor, k: Tensor, v: Tensor, scales: tuple[float, ...], masks: Masks) -> Tensor:
+    """Blocks of flash attention, merged by the logsumexp."""
+    parts = [flashed(q, key, value, scale, masks, first) for first, key, value, scale in blocks(k, v, scales)]
+    out, whole = parts[0]
+    for part, lse in parts[1:]:
+        both = torch.logaddexp(whole, lse)
+        out, whole = out * (whole - both).exp() + part * (lse - both).exp(), both
+    return out
+
+
+def flash_sigmoid(q: Tensor, k: Tensor, v: Tensor, scales: tuple[float, ...], masks: Masks) -> Tensor:
+    """The same by a sigmoid of the difference."""
+    parts = [flashed(q, key, value, scale, masks, first) for first, key, value, scale in blocks(k, v, scales)]
+    out, whole = parts[0]
+    for part, lse in parts[1:]:
+        out = out - torch.sigmoid(lse - whole) * (out - part)
+        whole = whole - torch.nn.functional.logsigmoid(whole - lse)
+    return out
+
+
+def flash_shares(q: Tensor, k: Tensor, v: Tensor, scales: tuple[float, ...], masks: Masks) -> Tensor:
+    """The same with a running maximum of the logsumexp, and a division by the sum of both weights."""
+    parts = [flashed(q, key, value, scale, masks, first) for first, key, value, scale in blocks(k, v, scales)]
+    out, whole = parts[0]
+    for part, lse in parts[1:]:
+        top = torch.maximum(whole, lse)
+        a, b = (whole - top).exp(), (lse - top).exp()
+        out, whole = (a * out + b * part) / (a + b), top + (a + b).log()
+    return out
+
+
+def flash_base_two(q: Tensor, k: Tensor, v: Tensor, scales: tuple[float, ...], masks: Masks) -> Tensor:
+    """The same in powers of 2, weighed by a softmax of the logsumexp."""
+    parts = [flashed(q, key, value, scale, masks, first, 2.0) for first, key, value, scale in blocks(k, v, scales)]
+    outs, sums = (torch.stack(each) for each in zip(*parts, strict=True))
+    return (outs * sums.softmax(0)).sum(0)
+
+
+def tiles_of_one_product(q: Tensor, k: Tensor, v: Tensor, scales: tuple[float, ...], masks: Masks) -> Tensor:
+    """All products at once, and their softmax tile by tile."""
+    whole = q @ k.mT
+    top = q.new_full((*q.shape[:-1], 1), -1e30)
+    total, out = torch.zeros_like(top), torch.zeros_like(q)
+    for first, _, value, scale in blocks(k, v, scales):
+        z = whole[..., first : first + BLOCK] * scale
+        for mask in (masks[0], masks[1]):
+            z = z if mask is None else z.masked_fill(mask[..., first : first + BLOCK], -1e30)
+        new = torch.maximum(top, z.amax(-1, keepdim=True))
+        power, keep = torch.exp(z - new), torch.exp(top - new)
+        total, out, top = total * keep + power.sum(-1, keepdim=True), out * keep + power @ value, new
+    return out / total
+
+
 @dataclass(frozen=True)
 class Written:
     """A way, and what it can do."""
@@ -278,6 +343,11 @@ WAYS: dict[str, Written] = {
         base_two,
         without_a_maximum,
         column_of_ones,
+        flash_lse,
+        flash_sigmoid,
+        flash_shares,
+        flash_base_two,
+        tiles_of_one_product,
         merged,
         by_a_softmax_of_sums,
         by_shares,

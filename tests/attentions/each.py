@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from sqrtdk.errors import add_note
+
 Test = Callable[..., None]
 
 
@@ -35,7 +37,7 @@ def each(names: str, values: Iterable[Any]) -> Callable[[Test], Test]:
                 try:
                     test(*args, **kwargs, **arguments)
                 except BaseException as error:
-                    error.add_note(f"with {', '.join(f'{name} = {value!r}' for name, value in arguments.items())}")
+                    add_note(error, f"with {', '.join(f'{name} = {value!r}' for name, value in arguments.items())}")
                     raise
 
         signature = inspect.signature(test)

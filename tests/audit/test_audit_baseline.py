@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from sqrtdk.audit.baseline import Ledger, compare_with_baseline, from_document, ledger_of, read_baseline, same_formula
+from sqrtdk.audit.baseline import Ledger, compare_with_baseline, ledger_of, same_formula
+from sqrtdk.audit.baseline_file import from_document, read_baseline
 from sqrtdk.audit.records import FAIL_ON, SEVERITIES, CheckReport, Finding
 from sqrtdk.errors import BaselineError
 from sqrtdk.report.check.baseline import baseline_markdown, to_file, to_json, to_text

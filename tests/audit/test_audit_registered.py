@@ -14,7 +14,7 @@ from sqrtdk.audit.rules import RULES, eager_vs_sdpa
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.tracing.records import NotMeasured
 
-hf = pytest.importorskip("transformers")
+hf = pytest.importorskip("transformers", minversion="4.53")  # masking_utils
 from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask  # noqa: E402
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402

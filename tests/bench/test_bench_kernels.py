@@ -216,11 +216,18 @@ def test_the_table_has_every_place(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for title in ("small  1 x 2 x 12 x 8, float32, training\n", "step  1 x 2 x 1/12 x 8, float32, forward\n"):
         assert title in text
-    spread = r"[\d.e+]+ \[[\d.e+]+ \.\. [\d.e+]+\]"  # a ratio may have three digits before its point
+    number = r"[\d.e+-]+"  # a ratio may have three digits before its point, or be tiny where one of two was held up
+    spread = rf"{number} \[{number} \.\. {number}\]"
     assert re.search(rf"^  sdpa +{spread} ms$", text, re.MULTILINE)
     assert re.search(rf"^  auto-stats +{spread} ms  x {spread} +on (cpu|fused)$", text, re.MULTILINE)
     assert "not measured: all: nobody trains on this workload" in text
     assert "6 measured, 1 not; " in text
+
+
+def test_the_columns_stay_apart_where_a_ratio_is_large() -> None:
+    held_up = {"median": 123.4, "p10": 123.4, "p90": 123.4}
+    line = kernels.line_of({"way": "auto-stats", "impl": "cpu", "ms": held_up, "ratio": held_up})
+    assert line.endswith(" ms  x 123.40 [123.40 .. 123.40] on cpu")
 
 
 @pytest.mark.usefixtures("tiny")

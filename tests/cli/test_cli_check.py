@@ -58,6 +58,7 @@ def test_every_option_of_loading_arrives(monkeypatch: pytest.MonkeyPatch) -> Non
     expected = LoadOptions(
         static=True, attn="both", text=Path("t"), input_file=Path("i"), batch=2, seq_len=3, device="meta", dtype="bf16",
         seed=5, revision="r", trust_remote_code=True, device_map="auto", offload_folder=Path("o"),
+        base=Path("b"),
     )  # fmt: skip
     options = dataclasses.asdict(expected)
     assert all(options[field.name] != field.default for field in dataclasses.fields(LoadOptions))

@@ -40,6 +40,19 @@ def bad():
     net, x = good()
     net.scale = None
     return net, x
+
+
+def strange():
+    import os
+
+    os.chdir("/")
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    return good()
+
+
+def lost():
+    raise SystemExit("gone")
 """
 OWN = """import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -219,24 +232,74 @@ def test_each_config_is_looked_at_and_the_worst_counts(tmp_path: Path) -> None:
     files = {name: f"{name}/config.json" for name in contents}
     fine = called("check", "--static", files["good"], files["other"], cwd=tmp_path)
     assert fine.returncode == 0, fine.stderr
-    (line,) = fine.stdout.splitlines()
-    assert line.startswith("good/config.json: The one attention has the textbook scale")
-    assert " 1 attention call: 1 exact. No findings" in line
+    line, last = filter(None, fine.stdout.splitlines())
+    assert line == "passed, scales alone  good/config.json: 1 attention call, 1 exact"
+    assert last == "1 model: 1 passed, scales alone. Exit code 0 (fail-on: fail)."
     assert "other/config.json: not checked, it names no model_type" in fine.stderr
     worst = called("check", "--static", files["broken"], files["good"], cwd=tmp_path)
     assert worst.returncode == 2
-    assert "good/config.json: The one attention has" in worst.stdout
+    assert "good/config.json: 1 attention call, 1 exact" in worst.stdout
+    assert "1 not checked (broken/config.json)" in worst.stdout
     assert "broken/config.json: not checked" in worst.stderr
     (tmp_path / "good" / "my_model.json").write_text(contents["good"])
     renamed = called("check", "--static", "good/my_model.json", cwd=tmp_path)
-    assert "The one attention has the textbook scale" in renamed.stdout
+    assert "1 attention call, 1 exact" in renamed.stdout
     strict = called("check", "--static", files["good"], "--fail-on", "note", cwd=tmp_path)
     assert strict.returncode == 0
     assert called("check", "--static", files["other"], cwd=tmp_path).returncode == 0  # what a hook gives of one file
 
 
-def test_documents_are_of_one_model(tmp_path: Path) -> None:
-    check_error(called("check", "demo", "demo:twice", cwd=tmp_path), "2 MODELs", "--static A B C")
-    for option in (["--json"], ["--html", "a.html"], ["--baseline", FILE]):
-        done = called("check", "--static", "demo", "demo:twice", *option, cwd=tmp_path)
-        check_error(done, f"{option[0]} given with several MODELs")
+def test_several_models_are_answered_in_one_run_and_a_lost_one_costs_no_other(nets: Path) -> None:
+    models = ("pull_nets:good", "pull_nets:strange", "pull_nets:lost", "pull_nets:bad")
+    done = called("check", *models, *FILES[:6], "--json", cwd=nets)
+    assert done.returncode == 2, done.stderr
+    document = json.loads(done.stdout)
+    assert [one["model"]["id"] for one in document["models"]] == [models[0], models[1], models[3]]
+    assert [(one["model"], "gone" in one["error"]) for one in document["not_checked"]] == [("pull_nets:lost", True)]
+    alone = json.loads(called("check", "pull_nets:bad", "--json", cwd=nets).stdout)
+    # what another model left behind, a directory or a default dtype, changes nothing
+    assert document["models"][2]["calls"] == alone["calls"]
+    assert [suite.get("name") for suite in ElementTree.parse(nets / "a.xml").getroot()][-1] == "pull_nets:lost"
+    comment = (nets / "a.md").read_text()
+    assert comment.index("pull_nets:lost") < comment.index("pull_nets:bad</code>: failed") < comment.index("good")
+    assert called("check", "pull_nets:good", "pull_nets:bad", cwd=nets).returncode == 1
+    check_error(called("check", "demo", "http://127.0.0.1:9/v1", cwd=nets), "addresses or models")
+
+
+def test_a_baseline_of_several_models_fails_on_what_changed_in_one(nets: Path) -> None:
+    names, kept = ("pull_nets:good", "pull_nets:bad"), ("--baseline", FILE)
+    assert called("check", *names, *kept, "--update", cwd=nets).returncode == 0
+    assert called("check", *names, *kept, cwd=nets).returncode == 0
+    assert called("check", names[1], *kept, cwd=nets).returncode == 0  # one of them alone
+    more = called("check", *names, "pull_nets:strange", *kept, "--markdown", STDOUT, cwd=nets)
+    assert more.returncode == 1
+    assert "<code>pull_nets:strange</code>: changed" in more.stdout
+    part = json.loads(called("check", names[0], "pull_nets:strange", *kept, "--json", cwd=nets).stdout)
+    assert part["not_in_run"] == [names[1]]
+    check_error(called("check", "pull_nets:strange", *kept, cwd=nets), "is not among them")
+    lost = called("check", names[0], "pull_nets:lost", *kept, "--update", cwd=nets)
+    assert lost.returncode == 2
+    assert called("check", *names, *kept, cwd=nets).returncode == 0  # an update of some keeps the lines of others
+
+
+def test_a_changed_value_of_the_config_is_one_change_with_its_line(tmp_path: Path) -> None:
+    model = tmp_path / "granite"
+    model.mkdir()
+    config = LLAMA | {"model_type": "granite", "num_hidden_layers": 2, "attention_multiplier": 0.25}
+    (model / "config.json").write_text(json.dumps(config, indent=1))
+    for mode in (["--static"], []):
+        kept = ("granite", *mode, "--laws", "none", "--baseline", f"b{len(mode)}.json")
+        assert called("check", *kept, "--update", cwd=tmp_path).returncode == 0
+        changed = config | {"attention_multiplier": 0.125, "rope_theta": 500.0}
+        (model / "config.json").write_text(json.dumps(changed, indent=1))
+        line = next(n for n, text in enumerate(json.dumps(changed, indent=1).splitlines(), 1) if "multiplier" in text)
+        done = called("check", *kept, cwd=tmp_path)
+        assert done.returncode == 1
+        assert f"granite/config.json:{line}: attention_multiplier 0.25 -> 0.125" in done.stdout
+        assert "1 change, 1 more that do not count, 0 attentions as in the baseline" in done.stdout
+        document = json.loads(called("check", *kept, "--json", cwd=tmp_path).stdout)
+        assert {one["follows_from"] for one in document["changes"]} == {"attention_multiplier"}
+        assert [(one["field"], one["fails"]) for one in document["config"]] == [
+            ("attention_multiplier", True), ("rope_theta", False)
+        ]  # fmt: skip
+        (model / "config.json").write_text(json.dumps(config, indent=1))

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from sqrtdk.compare import fixes
 from sqrtdk.compare.causes import CAUSES, MODULE_CAUSE_ROWS, suspect
-from sqrtdk.compare.fixes import fix_of, fixes_of
+from sqrtdk.compare.fixes import fix_of
 from sqrtdk.compare.inside.build import program_of
 from sqrtdk.compare.inside.call_numbers import observe
 from sqrtdk.compare.inside.explain import explain_segment, mends
@@ -20,10 +21,11 @@ from sqrtdk.compare.inside.program import Formula
 from sqrtdk.compare.inside.segments import joined_segments, segments
 from sqrtdk.compare.inside.suspect import BothParts, CauseRow, PartDifference, Sides, formula_pairs
 from sqrtdk.compare.records import Cause
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, catalogue_text
 from sqrtdk.messages._catalogue import topic
 from tests.compare.test_segments import kept
 
+OUTSIDE_OF_A_FILE = {"norm_eps", "tied_head", "norm_offset"}  # causes outside attention whose fix names a key
 COMPUTED = {"causal", "form", "infinite", "interleaved", "repeated", "set", "drop"}
 
 
@@ -60,9 +62,14 @@ def test_a_fix_names_the_call(one: Cause, words: str | None) -> None:
     assert fix is words is None or (fix is not None and words is not None and words in fix)
 
 
-def test_equal_fixes_are_one() -> None:
-    twice, other = [cause("softcap", 50.0, None), cause("softcap", 50.0, None)], cause("softcap", 30.0, None)
-    assert list(fixes_of([*twice, other]).values()) == [twice[0], other]
+@pytest.mark.parametrize("of", ["gguf", "port"])
+def test_a_fix_names_no_config_of_transformers_where_b_has_none(of: str) -> None:
+    for key in (key for key in topic("fixes") if key.endswith(f"_{of}")):
+        text = catalogue_text(f"fixes.{key}").en
+        assert not re.search("config|rope_theta|_word_embeddings", text)
+        assert key.rpartition("_")[0] in topic("fixes") or key.partition(".")[0] in OUTSIDE_OF_A_FILE
+    assert "config" in str(fix_of(cause("softcap", 50.0, None)))
+    assert "config" not in str(fix_of(replace(cause("softcap", 50.0, None), written=f"{of} gemma2")))
 
 
 def test_no_fix_is_out_of_reach() -> None:
@@ -72,9 +79,9 @@ def test_no_fix_is_out_of_reach() -> None:
     ids = {id for row in MODULE_CAUSE_ROWS for id in ((row.fix,) if isinstance(row.fix, str) else row.fix) if id}
     outside = {id.removeprefix("fixes.") for id in ids}
     assert outside <= known.keys()
-    own = known.keys() - set(fixes._SAME_FIX.values()) - outside
+    own = {re.sub("_(gguf|port)$", "", key) for key in known.keys() - set(fixes._SAME_FIX.values()) - outside}
     assert {key for key in own if key not in sentences and key.rpartition(".")[2] not in COMPUTED} == set()
-    assert {key.partition(".")[0] for key in known.keys() - outside} == set(CAUSES)
+    assert {key.partition(".")[0] for key in known.keys() - outside} == {*CAUSES, *OUTSIDE_OF_A_FILE}
 
 
 def _only_to_half(both: BothParts[Formula]) -> PartDifference | None:

@@ -206,6 +206,7 @@ def gates(a: Any, b: Any) -> Models:
 # name, models, both values (None: any), whether it is proven, and words of the fix
 CASES: dict[str, tuple[str, Models, tuple[Value, Value] | None, bool, str]] = {
     "tied head": ("tied_head", pair(tied), ("head", "embed"), True, "tie_word_embeddings=False"),
+    "head no longer tied": ("tied_head", pair(lambda _: None, tied), ("embed", None), True, "tie_word_embeddings=True"),
     "norms exchanged": (
         "weights_elsewhere", pair(exchanged_back, exchanged_norms), ("layers.1.norm2", "norm"), True,
         "load A's `weight` into `layers.1.norm2`",

@@ -180,6 +180,31 @@ if __name__ == "__main__":
             pass
 """
 
+# loky's thread hands no further cell over before the file "go" is there
+LATE = """
+import time
+from pathlib import Path
+from joblib.externals.loky import process_executor
+
+pool, manager = process_executor.ProcessPoolExecutor, process_executor._ExecutorManagerThread
+submit, wait = pool.submit, manager.wait_result_broken_or_wakeup
+
+def late(*arguments):
+    time.sleep(0.5)
+    future = submit(*arguments)
+    with open(sys.argv[1] + "/submitted", "a") as file:
+        file.write(".")
+    return future
+
+def waits(thread):
+    answer = wait(thread)
+    while not Path(sys.argv[1], "go").exists():
+        time.sleep(0.01)
+    return answer
+
+pool.submit, manager.wait_result_broken_or_wakeup = late, waits
+"""
+
 
 @pytest.mark.full
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
@@ -215,6 +240,20 @@ def test_pool_an_interrupt_while_workers_start_is_their_parents_alone(tmp_path: 
         _, said = process.communicate(timeout=120)
         assert said.count("Traceback") == 1, said
         assert psutil.wait_procs(workers, timeout=60)[1] == []
+
+
+@pytest.mark.full
+def test_pool_an_interrupt_before_the_cells_are_handed_over(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM.replace("\nif __name__", f"{LATE}\nif __name__"))
+    with python(str(script), str(tmp_path), env=with_tests(), stderr=subprocess.PIPE) as process:
+        until(lambda: (submitted := tmp_path / "submitted").exists() and len(submitted.read_text()) == 4)
+        process.send_signal(signal.SIGINT)
+        time.sleep(1)
+        (tmp_path / "go").touch()
+        _, said = process.communicate(timeout=120)
+    assert said.count("Traceback") == 1, said
+    assert said.rstrip().endswith("KeyboardInterrupt")
 
 
 @pytest.mark.parametrize(

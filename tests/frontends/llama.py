@@ -59,6 +59,37 @@ def parameters_of(model: LlamaForCausalLM) -> Any:
     }
 
 
+def stated(mistake: str) -> Any:
+    """Return the attention with a derivative of its own, as a kernel has, right or with a mistake."""
+
+    def spread(x: Any) -> Any:
+        return jnp.repeat(x, HEADS // KV, 2)
+
+    def weights(q: Any, k: Any, mask: Any) -> Any:
+        s = jnp.einsum("bthe,bshe->bhts", q, spread(k)) * E**-0.5
+        return jax.nn.softmax(jnp.where(mask, s, -1e30), -1)
+
+    def group(x: Any) -> Any:
+        x = x.reshape(*x.shape[:2], KV, HEADS // KV, E)
+        return x[:, :, :, 0] if mistake == "backward group" else x.sum(3)
+
+    @jax.custom_vjp
+    def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return jnp.einsum("bhts,bshe->bthe", weights(q, k, mask), spread(v))
+
+    def backward(saved: Any, do: Any) -> Any:
+        q, k, v, mask = saved
+        p = weights(q, k, jnp.ones_like(mask) if mistake == "backward mask" else mask)
+        dp = jnp.einsum("bthe,bshe->bhts", do, spread(v))
+        dz = p * (dp - (0 if mistake == "backward D" else (p * dp).sum(-1, keepdims=True)))
+        dq = jnp.einsum("bhts,bshe->bthe", dz, spread(k)) * E**-0.5
+        dk = jnp.einsum("bhts,bthe->bshe", dz, q) * (1 if mistake == "backward scale" else E**-0.5)
+        return dq, group(dk), group(jnp.einsum("bhts,bthe->bshe", p, do)), None
+
+    attend.defvjp(lambda *saved: (attend(*saved), saved), backward)
+    return attend
+
+
 def port(mistake: str = "") -> Any:
     """Return the port, `llama(parameters, ids)`, with a mistake."""
 
@@ -87,6 +118,8 @@ def port(mistake: str = "") -> Any:
             s = jnp.einsum("bthe,bshe->bhts", q, jnp.repeat(k, HEADS // KV, 2)) / 4
             w = jax.nn.softmax(jnp.where(mask, 30 * jnp.tanh(s / 30), -1e30), -1)
             out = jnp.einsum("bhts,bshe->bthe", w, jnp.repeat(v, HEADS // KV, 2))
+        elif mistake.startswith("backward"):
+            out = stated(mistake)(q, k, v, mask)
         else:
             out = jax.nn.dot_product_attention(q, k, v, mask=mask[None, None], scale=scale)
         return jnp.einsum("bthe,hed->btd", out, p["wo"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.frontends.copied import gemma, maxtext, nnx_cross, table_of_angles
 from tests.frontends.libraries import equinox_layers, linen_layers, linen_scan, nnx_layers
 from tests.frontends.programs import (
     CAUSAL,
@@ -140,4 +141,8 @@ PROGRAMS: dict[str, tuple[Program, Expected]] = {
     ),
     "nnx": (nnx_layers, Expected(CAUSAL, sites=("blocks.0.attn", "blocks.1.attn"), package="flax.nnx")),
     "equinox": (equinox_layers, Expected(CAUSAL, sites=("blocks.0.attn", "blocks.1.attn"), package="equinox")),
+    "gemma": (gemma, Expected("softmax(50 * tanh(0.3536 * rope(q).rope(k) / 50) + window)")),
+    "maxtext": (maxtext, Expected("softmax(0.3535 * rope(q).rope(k) + mask)")),
+    "table_of_angles": (table_of_angles, Expected(ROPE, sites=WRITTEN)),
+    "nnx_cross": (nnx_cross, Expected("softmax(0.3536 * layer(q).layer(k))", sites=("attn",), package="flax.nnx")),
 }

@@ -12,7 +12,7 @@ import torch
 import sqrtdk
 from sqrtdk.frontends import from_jax
 from tests.frontends.llama import original, parameters_of, port
-from tests.frontends.programs import jnp
+from tests.frontends.programs import jax, jnp
 from tests.support.paths import ROOT
 
 FILE = "tests/frontends/llama.py"
@@ -81,3 +81,30 @@ def test_a_mistake_elsewhere_is_found_in_its_function(mistake: str) -> None:
     assert not report.same
     assert report.first_module.b == module
     assert re.search(line, _text(report.first_module.place))
+
+
+@pytest.mark.full
+def test_behind_a_layer_in_one_function_no_second_difference_is_claimed() -> None:
+    """`def layer(x, p)` with norms, attention and MLP returns no output of an attention that A could go on with."""
+    model, parameters, ids = _sides()
+
+    def norm(x: Any, gain: Any) -> Any:
+        return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * gain
+
+    def layer(x: Any, p: Any) -> Any:
+        q, k, v = (jnp.einsum("btd,dhe->bthe", norm(x, p["n1"]), p["attn"][name]) for name in ("wq", "wk", "wv"))
+        angles = jnp.arange(x.shape[1])[:, None] * 500000.0 ** (-jnp.arange(0, 16, 2) / 16)  # for 10000
+        c, s = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+        q, k = (jnp.concatenate([a * c - b * s, b * c + a * s], -1) for a, b in (jnp.split(y, 2, -1) for y in (q, k)))
+        out = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        x = x + jnp.einsum("bthe,hed->btd", out, p["attn"]["wo"])
+        h = norm(x, p["n2"])
+        return x + (jax.nn.silu(h @ p["mlp"]["gate"]) * (h @ p["mlp"]["up"])) @ p["mlp"]["down"], None
+
+    def llama(p: Any, ids: Any) -> Any:
+        return norm(jax.lax.scan(layer, p["embed"][ids], p["layers"])[0], p["norm"]) @ p["head"]
+
+    report = sqrtdk.diff(model, from_jax(llama, parameters, jnp.asarray(ids)), {"input_ids": ids})
+    assert {cause.name for pair in report.pairs for cause in pair.causes} == {"rope_base"}
+    assert not report.module_causes
+    assert report.first_module is None

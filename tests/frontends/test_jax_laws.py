@@ -22,6 +22,7 @@ from tests.frontends.programs import (
     jnp,
     language_model,
     lower,
+    normal,
     rope,
     tokens,
     weights,
@@ -94,6 +95,64 @@ def test_a_padding_mask_that_never_arrives_breaks_padding(reads: bool) -> None:
     module = from_jax(fn, weights(), tokens(), jnp.asarray(mask.numpy()))
     broken = _broken(module, {"x": _x(), "attention_mask": mask}, "padding")
     assert bool(broken) is not reads
+
+
+@pytest.mark.parametrize("masked", [pytest.param(True, marks=pytest.mark.full), False])
+def test_packed_documents_under_a_causal_mask_break_documents(masked: bool) -> None:
+    """Documents begin where `position_ids` restart."""
+
+    def fn(p: Any, x: Any, position_ids: Any) -> Any:
+        q, k, v = (heads(x, p[n]) for n in ("wq", "wk", "wv"))
+        document = jnp.cumsum(position_ids == 0, -1)
+        same = document[:, None, :, None] == document[:, None, None, :]
+        seen = lower(x.shape[1], x.shape[1])[None, None]
+        return written_out(q, k, v, seen & same if masked else seen).reshape(*x.shape[:2], -1) @ p["wo"]
+
+    places = torch.tensor([[*range(4), *range(T - 4)]] * B)
+    module = from_jax(fn, weights(), tokens(), jnp.asarray(places.numpy()))
+    broken = _broken(module, {"x": _x(), "position_ids": places}, "documents")
+    assert broken == ([] if masked else ["law_documents"])
+
+
+@pytest.mark.parametrize("both", [pytest.param(True, marks=pytest.mark.full), False])
+def test_a_rotation_of_q_alone_breaks_shift(both: bool) -> None:
+    def layer(p: Any, x: Any, position_ids: Any) -> Any:
+        q, k, v = (heads(x, p[n]) for n in ("wq", "wk", "wv"))
+        frequencies = 10000.0 ** (-jnp.arange(0, E, 2) / E)
+        angles = position_ids[:, :, None, None] * frequencies
+        c, s = jnp.cos(angles), jnp.sin(angles)
+
+        def turned(y: Any) -> Any:
+            a, b = jnp.split(y, 2, -1)
+            return jnp.concatenate([a * c - b * s, b * c + a * s], -1)
+
+        out = written_out(turned(q), turned(k) if both else k, v, lower(x.shape[1], x.shape[1]))
+        return out.reshape(*x.shape[:2], -1) @ p["wo"]
+
+    def fn(p: Any, x: Any, position_ids: Any) -> Any:
+        return x + layer(p, x, position_ids)
+
+    places = torch.arange(T).expand(B, -1)
+    module = from_jax(fn, weights(), tokens(), jnp.asarray(places.numpy()))
+    broken = _broken(module, {"x": _x(), "position_ids": places}, "shift")
+    assert broken == ([] if both else ["law_shift"])
+
+
+@pytest.mark.parametrize("behind", [pytest.param(True, marks=pytest.mark.full), False])
+def test_a_causal_mask_that_forgets_the_cache_breaks_cache(behind: bool) -> None:
+    """Row i sees key i of the cached ones and its own, in place of all cached ones and its own up to i."""
+
+    def fn(p: Any, x: Any, past_key: Any, past_value: Any) -> Any:
+        q, k, v = (heads(x, p[n]) for n in ("wq", "wk", "wv"))
+        keys, values = jnp.concatenate([past_key, k], 1), jnp.concatenate([past_value, v], 1)
+        n, s = q.shape[1], keys.shape[1]
+        seen = lower(n, s) if behind else jnp.tril(jnp.ones((n, s), bool))
+        return written_out(q, keys, values, seen).reshape(*x.shape[:2], -1) @ p["wo"]
+
+    past = normal(B, 3, H, E), normal(B, 3, H, E, salt=1)
+    module = from_jax(fn, weights(kv=H), tokens(), *past)
+    broken = _broken(module, (_x(), *(torch.tensor(x.tolist()) for x in past)), "cache")
+    assert broken == ([] if behind else ["law_cache"])
 
 
 @pytest.mark.full

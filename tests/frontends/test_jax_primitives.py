@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -312,10 +313,10 @@ def test_every_primitive_that_is_read_is_tried() -> None:
         arguments = _arguments(0, 2 if name in TWO else 1, dtypes[0], span)
         source = JaxSource(jax_model(lambda _, *x, f=function: f(*x), None), len(arguments), ())
         bound = source.bind(tuple(arguments), {})
-        closed = jax.make_jaxpr(source.flat(bound.spec))([], list(bound.spec.leaves))
+        closed = jax.make_jaxpr(partial(source.call, bound.spec))([], bound.spec.arrays)
         found |= {eqn.primitive.name for eqn in equations(closed.jaxpr)}
     other_versions = {"expand_dims", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "add_any", "split"}
     of_shards = {"all_gather", "axis_index"}
     missing = set(JAX_OPERATIONS) - found - other_versions - of_shards
-    assert missing <= {"eq_to", "lt_to", "pmax", "pmin"}, missing
+    assert missing <= {"eq_to", "lt_to", "pmax", "pmin", "stack", "tile"}, missing  # the last two are of JAX 0.9
     assert {"random_bits", "threefry2x32"} & found <= BY_JAX | set(CALLS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import numpy
@@ -18,12 +19,11 @@ from tests.support.paths import ROOT
 
 
 def _module(name: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    from sqrtdk.frontends.jax.front import tensors_of_inputs
-
     program, expected = PROGRAMS[name]
     _ = optional(expected.package).__doc__  # skips where the library is missing
     function, parameters, inputs = program()
-    return from_jax(function, parameters, *inputs), tuple(tensors_of_inputs(list(inputs)))
+    module = from_jax(function, parameters, *inputs)
+    return module, tuple(module.example[name] for name in inspect.signature(module.forward).parameters)
 
 
 @pytest.mark.sampled(4)
@@ -107,8 +107,6 @@ def test_a_loop_of_very_many_turns_is_not_unrolled(monkeypatch: pytest.MonkeyPat
 
 
 def test_inputs_go_by_name() -> None:
-    import inspect
-
     module, (x, key) = _module("key")
     assert list(inspect.signature(module.forward).parameters) == ["x", "key"]
     assert torch.equal(module(x, key=key), module(x, key))

@@ -62,6 +62,18 @@ def test_a_function_that_jax_can_t_trace(function: Any, part: str) -> None:
     text = _refused(function)
     assert part in text
     assert "jax.jit" in text
+    assert "front.py" not in text
+
+
+def test_the_line_that_jax_can_t_trace_is_named() -> None:
+    """The innermost of the user's; where the call itself is wrong there is none."""
+
+    def inner(x: Any) -> Any:
+        return x if x.sum() > 0 else -x  # here
+
+    text = _refused(lambda p, x: inner(x @ p["wq"]))
+    line = next(at for at, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.endswith("# here"))
+    assert text.startswith(f"JAX can't trace <lambda> ({__file__}:{line}): TracerBoolConversionError")
 
 
 def test_random_outputs_without_a_key() -> None:
@@ -166,3 +178,18 @@ def test_nothing_is_imported_before_it_is_asked_for() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "sqrtdk[jax]" in done.stdout, done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("returned", ["net", "(net, (x,))", "[net, p]"])
+def test_parameters_or_inputs_that_are_missing_are_asked_for(returned: str, factory: Path) -> None:
+    """`return model`, as with torch: (model, None, inputs) is asked for."""
+    lines = (
+        "from flax import nnx",
+        "import jax.numpy as jnp",
+        "net, x, p = nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones(4), {}",
+    )
+    (factory / "jaxbare.py").write_text("\n".join((*lines, f"def make(): return {returned}")))
+    done = called("check", "jaxbare:make", cwd=factory)
+    assert done.returncode == 2
+    assert "(module, None, inputs)" in done.stderr

@@ -182,6 +182,7 @@ def test_torch_s_own_check_of_the_backward_operators_passes() -> None:
         assert set(torch.library.opcheck(operator, given, test_utils=tests).values()) == {"SUCCESS"}
 
 
+@pytest.mark.full
 @settings(max_examples=12, deadline=None)
 @drawn(call=hidden_rows(longest=24), dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
 def test_rows_that_a_mask_hides_whole_by_a_number(call: HiddenRows, dtype: torch.dtype) -> None:

@@ -20,7 +20,7 @@ def attention_model(**changes: Any) -> Any:
 
     Args:
         changes: "extra" (nodes after the others), "opsets", "inputs" (more of them, by name, kind and shape), "logits"
-            (nodes between "scaled" and "z").
+            (nodes between "scaled" and "z"), "last" (name of the attention's result, if it is not the graph's).
     """
     rng = np.random.default_rng(0)
     weights = {name: rng.standard_normal((D, D)).astype(np.float32) / 3 for name in ("wq", "wk", "wv")}
@@ -33,7 +33,7 @@ def attention_model(**changes: Any) -> Any:
         make("Mul", ["product", "scale"], ["scaled"]),
         *changes.get("logits", [make("Add", ["scaled", "mask"], ["z"])]),
         make("Softmax", ["z"], ["weights"], "/attn/Softmax", axis=-1),
-        make("MatMul", ["weights", "v"], ["y"]),
+        make("MatMul", ["weights", "v"], [changes.get("last", "y")]),
         *changes.get("extra", []),
     ]
     given = [("x", onnx.TensorProto.FLOAT, ["batch", L, D]), *changes.get("inputs", [])]

@@ -150,6 +150,7 @@ READ = {
     "QuantizeLinear": {"axis", "block_size", "output_dtype", "precision"},  # the last is that of a division
     "DequantizeLinear": {"axis", "block_size", "output_dtype"},
     "MatMulNBits": {"K", "N", "bits", "block_size", "accuracy_level"},
+    "MatMulBnb4": {"K", "N", "block_size", "quant_type", "transB", "training_mode"},
     "GatherBlockQuantized": {"bits", "block_size", "gather_axis", "quantize_axis"},
 }
 

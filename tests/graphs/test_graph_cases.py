@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from sqrtdk.errors import ModelError
+from sqrtdk.frontends.module import foreign_module
 from sqrtdk.graphs.graph import Graph, read_graph, to_tensor
 from sqrtdk.graphs.onnx_ops import ONNX_OPERATIONS
-from sqrtdk.graphs.onnx_walk import Walk, walkable
-from sqrtdk.graphs.places import GraphRoot
+from sqrtdk.graphs.onnx_source import OnnxSource, walkable
+from sqrtdk.graphs.onnx_walk import Walk
 from tests.graphs.files import onnx
 
 node_cases = importlib.import_module("onnx.backend.test.case.node")
@@ -30,13 +31,13 @@ OTHERWISE = ("test_top_k_same_values", "_nan_robustness")
 
 
 def walked(graph: Graph, given: dict[str, Any], names: list[str]) -> Walk:
-    """Both walks on values, without a trace."""
-    walk = Walk(graph, values=given, wanted=names)
-    walk.first()
-    root = GraphRoot(walk.again, None)
-    walk.place(root)
-    root(*walk.inputs.values())
-    return walk
+    """A walk on values, after a run inside modules that gave the same."""
+    source = OnnxSource(graph, on_meta=False, wanted=names)
+    bound = source.bind((), dict(zip(source.signature.parameters, given.values(), strict=False)))
+    root, _ = foreign_module(source, bound, "Graph")
+    for name, tensor in root(*bound.tensors).items():
+        torch.testing.assert_close(tensor, source.last.made[name], rtol=0, atol=0, equal_nan=True)
+    return source.last
 
 
 @pytest.mark.sampled(14)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import sqrtdk
 from sqrtdk.errors import ModelError
@@ -170,13 +172,54 @@ def test_one_number_is_its_value_whatever_its_name(case: str, shape: tuple[int, 
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    """An operator, or an attribute of one, that is not read: by its name, and not a guess at whose it is."""
-    built = attention_model(logits=[make("Hardmax", ["scaled"], ["z"])])
-    with pytest.raises(ModelError, match="comes after what is not read: Hardmax") as caught:
+    """An operator that is not read: by its name, and not a guess at whose it is."""
+    keep = make("Constant", [], ["keep"], value=numpy_helper.from_array(np.ones(5, bool)))
+    built = attention_model(logits=[keep, make("Compress", ["scaled", "keep"], ["z"], axis=2)])
+    with pytest.raises(ModelError, match="comes after what is not read: Compress") as caught:
         sqrtdk.check(str(write(built, tmp_path / "m.onnx")))
     assert (
-        caught.value.hint == "Not read: Hardmax. Export the model without these operators, or check the model itself."
+        caught.value.hint == "Not read: Compress. Export the model without these operators, or check the model itself."
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "formulas"),
+    [
+        ({"logits": [make("Hardmax", ["scaled"], ["z"])]}, ["softmax(unknown(Hardmax)(0.5 * q.k))"]),
+        ({"extra": [make("Hardmax", ["y"], ["far"])]}, ["softmax(0.5 * q.k + causal)"]),
+        (
+            {
+                "last": "y0",
+                "extra": [
+                    make("Hardmax", ["y0"], ["x1"]),
+                    *(make("MatMul", ["x1", f"w{n}"], [f"{n}1"]) for n in "qkv"),
+                    make("Transpose", ["k1"], ["kt1"], perm=[0, 2, 1]),
+                    make("MatMul", ["q1", "kt1"], ["z1"]),
+                    make("Softmax", ["z1"], ["weights1"]),
+                    make("MatMul", ["weights1", "v1"], ["y"]),
+                ],
+            },
+            ["softmax(0.5 * q.k + causal)", "softmax(q.k)"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("run", [False, True])
+def test_an_operator_of_known_shape_is_opaque(
+    changes: dict[str, Any], formulas: list[str], run: bool, tmp_path: Path
+) -> None:
+    """An attention is unmeasured by its name if its formula depends on it; its values are onnxruntime's."""
+    path = write(attention_model(**changes), tmp_path / "m.onnx")
+    given: dict[str, Any] = {}
+    if run:
+        save_file({"x": torch.randn(2, 5, 8)}, tmp_path / "x.safetensors")
+        given["input_file"] = tmp_path / "x.safetensors"
+    report = sqrtdk.check(str(path), fail_on="unmeasured", **given)
+    assert [judged.call.formula for judged in report.calls] == formulas
+    assert [judged.verdict == "unmeasured" for judged in report.calls] == ["Hardmax" in text for text in formulas]
+    assert ["Hardmax" in entry.message for entry in report.unjudged] == [True for text in formulas if "Hardmax" in text]
+    assert report.exit_code == 1 or not report.unjudged
+    assert [note for note in report.environment["notes"] if "Hardmax" in note]
+    assert all((judged.call.stats is not None) is run for judged in report.calls)
 
 
 @pytest.mark.parametrize("masked", [True, False])

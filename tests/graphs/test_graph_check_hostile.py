@@ -137,16 +137,18 @@ def test_an_operator_that_is_not_read_is_told(tmp_path: Path) -> None:
     assert report.outcome == "failed"
 
 
-def test_an_attention_inside_a_branch_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_an_attention_inside_a_branch_is_read_or_told(known: bool, tmp_path: Path) -> None:
     inner = helper.make_graph(
         [make("Softmax", ["product"], ["w"]), make("MatMul", ["w", "v"], ["o"])], "inner", [],
         [helper.make_tensor_value_info("o", TensorProto.FLOAT, None)],
     )  # fmt: skip
     node = make("If", ["yes"], ["branch"], "/maybe/If", then_branch=inner, else_branch=inner)
-    model = attention_model(extra=[node])
-    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+    model = attention_model(extra=[node], inputs=[] if known else [("yes", TensorProto.BOOL, [])])
+    model.graph.initializer.extend([numpy_helper.from_array(np.array(True), "yes")] if known else [])
     report = sqrtdk.check(str(write(model, tmp_path / "m.onnx")), fail_on="unmeasured")
-    assert ["inside of If" in entry.reason for entry in report.not_measured] == [True]
+    assert ["inside of If" in entry.reason for entry in report.not_measured] == ([] if known else [True])
+    assert len(report.calls) == (2 if known else 1)
     assert report.exit_code == 1
 
 

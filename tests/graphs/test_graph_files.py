@@ -109,7 +109,7 @@ def test_a_softmax_of_one_projection_is_no_attention(tmp_path: Path) -> None:
     assert (len(run.calls), run.missing) == (1, ())
 
 
-def test_an_attention_in_a_branch_is_told(tmp_path: Path) -> None:
+def test_a_softmax_in_a_branch_is_no_attention(tmp_path: Path) -> None:
     inner = helper.make_graph(
         [make("Softmax", ["product"], ["inner"])], "branch", [], [helper.make_empty_tensor_value_info("inner")]
     )
@@ -118,7 +118,7 @@ def test_an_attention_in_a_branch_is_told(tmp_path: Path) -> None:
         make("If", ["yes"], ["chosen"], "branching", then_branch=inner, else_branch=inner),
     ]
     run = read_onnx(write(attention_model(extra=nodes), tmp_path / "m.onnx"), X)
-    assert [(missing.site, "If" in missing.reason) for missing in run.missing] == [("branching", True)]
+    assert (len(run.calls), run.missing) == (1, ())  # a branch that is known to run, and whose weights meet no values
 
 
 def test_a_walk_that_gives_other_outputs_concludes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

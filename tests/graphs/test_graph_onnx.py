@@ -153,7 +153,7 @@ def test_sites_and_terms_are_the_models_own(read: Read) -> None:
     assert mask.fill == torch.finfo(torch.float32).min
     assert first.query.projection is not None
     assert first.query.projection.name == f"{NET}layers.0.self_attn.q_proj.weight"
-    assert (run.producer.split()[0], run.forwards, run.versions.keys()) == ("pytorch", 3, {"onnxruntime", "onnx"})
+    assert (run.producer.split()[0], run.forwards, run.versions.keys()) == ("pytorch", 4, {"onnxruntime", "onnx"})
 
 
 def test_grouped_keys_have_the_features_of_their_projection(read: Read) -> None:

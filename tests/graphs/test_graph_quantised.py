@@ -235,6 +235,16 @@ def _nbits(source: Path, target: Path) -> None:
     made.model.save_model_to_file(str(target), False)
 
 
+def _bnb4(kind: int) -> Callable[[Path, Path], None]:
+    def write(source: Path, target: Path) -> None:
+        tools = optional("onnxruntime.quantization.matmul_bnb4_quantizer")
+        made = tools.MatMulBnb4Quantizer(onnx.load(source), kind, 16)
+        made.process()
+        made.model.save_model_to_file(str(target), False)
+
+    return write
+
+
 FORMS: dict[str, Callable[[Path, Path], None]] = {
     "dynamic": lambda source, target: _dynamic(source, target),
     "dynamic, by channels": lambda source, target: _dynamic(source, target, per_channel=True),
@@ -247,6 +257,8 @@ FORMS: dict[str, Callable[[Path, Path], None]] = {
     "QOperator": _static("QOperator", activation_type="QUInt8"),
     "QOperator, by channels": _static("QOperator", activation_type="QUInt8", per_channel=True),
     "four bits": _nbits,
+    "FP4": _bnb4(0),
+    "NF4": _bnb4(1),
 }
 
 

@@ -8,7 +8,6 @@ them are equal; two key/value heads where the family groups.
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable
 
@@ -16,11 +15,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import transformers as hf
 from transformers import PretrainedConfig
-from transformers.masking_utils import create_causal_mask
+
+from tests.support.needs import at_least
 
 # What transformers calls the cache of keys and values, as an argument and in an output: "cache" from 5.24 on, where the
 # older name gives a FutureWarning.
-CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
+CACHE = "cache" if at_least("transformers", "5.24") else "past_key_values"
 
 TEXT = {"vocab_size": 160, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 LLAMA = TEXT | {
@@ -253,6 +253,10 @@ ATTENTION_CALLS: dict[str, int] = {
     "swinv2": 2 + 1,
     "detr": 2 + 2 * 2,
 }
+
+for name, version in {"qwen3": "4.51", "gemma3": "4.50", "deepseek_v2": "4.54", "deepseek_v3": "4.51"}.items():
+    if not at_least("transformers", version):
+        del FAMILIES[name], ATTENTION_CALLS[name]
 
 # As the installed transformers says. That of 5.20 lets Gemma 2 have SDPA, and leaves its softcap out there.
 EAGER_ONLY = tuple(

@@ -6,6 +6,9 @@ import copy
 
 import pytest
 import torch
+
+pytest.importorskip("transformers", minversion="4.53")  # masking_utils
+
 import transformers as hf
 from torch import Tensor, nn
 

@@ -11,6 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+pytest.importorskip("transformers", minversion="5.0")  # create_bidirectional_mask
+
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left

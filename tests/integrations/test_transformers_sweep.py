@@ -9,6 +9,9 @@ import warnings
 from typing import Any
 
 import pytest
+
+pytest.importorskip("transformers", minversion="5.0")  # experts_implementation
+
 import transformers as hf
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, model_type_to_module_name
 

@@ -16,11 +16,12 @@ from torch import nn
 import sqrtdk
 from sqrtdk import check, laws
 from sqrtdk.audit.baseline import compare_with_baseline, ledger_of
-from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, CheckReport
+from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, CheckReport, LawAnswer
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError
-from sqrtdk.messages import said
+from sqrtdk.messages import Message, said
 from sqrtdk.report.check.consequences import consequences
 from sqrtdk.report.check.headline import headline
+from sqrtdk.report.check.html import to_html
 from sqrtdk.report.check.junit import to_junit
 from sqrtdk.report.check.laws import caption, counts, law_rows, named_law, picture
 from sqrtdk.report.check.sarif import to_sarif
@@ -29,6 +30,7 @@ from sqrtdk.testing import assert_laws
 from tests.graphs.files import attention_model, write
 from tests.laws.models import Decoder, ids, leaking
 from tests.report.sample_report import lawless
+from tests.support.needs import needs
 from tests.support.program import called
 
 HAN = re.compile(r"[\u4e00-\u9fff]")
@@ -84,7 +86,7 @@ def test_nan_has_the_finding_that_says_where() -> None:
         (Decoder, {"laws": "gravity"}, InvalidValueError, "there is no law 'gravity'"),
         (7, {}, InvalidTypeError, "model is a int"),
         (lambda: nn.Linear(3, 3), {"inputs": torch.ones(1, 3)}, ModelError, "no attention"),
-        ("x.onnx", {}, InvalidValueError, "exported graph"),
+        pytest.param("x.onnx", {}, ModelError, "can't read the graph", marks=needs("a graph", onnx="1")),
     ],
 )
 def test_bad_input_is_one_clear_error(model: object, arguments: dict[str, object], kind: type, told: str) -> None:
@@ -135,21 +137,37 @@ def test_what_is_broken_is_said_in_chinese() -> None:
         assert not re.search(r"\b(broken|kept|not asked|moved)\b", text)
 
 
-def test_equal_answers_fold_and_each_input_keeps_its_own() -> None:
-    rows = [(row.laws, row.answer.state, row.answer.about) for row in law_rows(lawless().laws)]
+def test_equal_answers_fold_and_what_holds_is_one_row_with_each_law_once() -> None:
+    rows = [(row.laws, row.answer.state, row.answer.about, row.abouts) for row in law_rows(lawless().laws)]
     assert rows == [
-        (("causal",), BROKEN, "input_ids"),
-        (("padding",), BROKEN, "encoder_attention_mask"),
-        (("finite",), KEPT, ""),
-        (("padding",), KEPT, "attention_mask"),
-        (("samples",), NOT_ASKED, ""),
-        (("documents",), NOT_ASKED, ""),
+        (("causal",), BROKEN, "input_ids", ()),
+        (("padding",), BROKEN, "encoder_attention_mask", ()),
+        (("finite", "padding"), KEPT, "", ((), ("attention_mask",))),
+        (("samples",), NOT_ASKED, "", ((),)),
+        (("documents",), NOT_ASKED, "", ((),)),
     ]
     static = check(Decoder(), ids(), static=True, laws="all")
     of_masks, rest = law_rows(static.laws)
     assert (of_masks.laws, of_masks.answer.state) == (("configured",), KEPT)
-    assert rest.laws == tuple(name for name in laws.LAWS if name != "configured")
+    assert rest.laws == tuple(name for name, row in laws.LAWS.items() if name != "configured" and not row.by_name)
     assert counts(static.laws) == f"1 kept, 0 broken, {len(rest.laws)} not asked"
+
+
+def test_what_was_not_asked_is_one_line_and_its_reasons_come_on_request() -> None:
+    halves = [LawAnswer("place", Message(f"laws.place.about.{half}"), KEPT) for half in ("split", "merge")]
+    partly = [LawAnswer("modes", "train mode", KEPT), LawAnswer("modes", "batch of one", NOT_ASKED, "no axis is known")]
+    report = replace(lawless(), laws=(*lawless().laws, *halves, *partly))
+    for language, line in (
+        ("en", "2 not asked: samples, documents; in part: modes (batch of one); why: --laws-reasons"),
+        ("zh", "2 条未检验："),
+    ):
+        text = to_text(report, width=200, language=language)  # type: ignore[arg-type]
+        assert sum(line in row for row in text.splitlines()) == 1
+        assert "no axis is known" not in text
+        assert "no axis is known" in to_text(report, width=200, language=language, reasons=True)  # type: ignore[arg-type]
+    assert "place (heads split, heads merged)" in to_text(report, width=200)
+    page = to_html(report)
+    assert page.index('<details class="more"><summary>', page.index('id="laws"')) < page.index("no axis is known")
 
 
 @pytest.mark.parametrize("length", [1, 64, 65, 128, 1000])
@@ -217,7 +235,10 @@ def test_laws_are_asked_once_and_not_said_to_be_of_one_implementation() -> None:
 def test_a_graph_says_that_no_law_was_asked(tmp_path: Path) -> None:
     path = write(attention_model(), tmp_path / "a.onnx")
     (answer, other) = check(str(path), laws="causal,samples").laws
-    assert (answer.state, answer.reason) == (NOT_ASKED, "an exported graph is not run on changed inputs")
+    assert (answer.state, answer.reason) == (
+        NOT_ASKED,
+        "an exported graph is run only on inputs that are given (--input)",
+    )
     assert other.reason == answer.reason
 
 

@@ -19,6 +19,7 @@ from tests.laws.head_models import Heads, x_of
 from tests.support.program import called
 
 COSTLY = "laws.asking.costly"
+ALL = table.names_of("all")
 SECONDS = 0.1
 RUNS: list[int] = []
 
@@ -32,14 +33,14 @@ class Slow(Heads):
         return super().forward(x)
 
 
-@pytest.mark.parametrize(("asked", "costly"), [("all", True), ([*LAWS], False), ([*LAWS][:-1], False), (["all"], True)])
+@pytest.mark.parametrize(("asked", "costly"), [("all", True), ([*ALL], False), ([*ALL][:-1], False), (["all"], True)])
 def test_laws_of_a_large_model_are_asked_if_they_are_named(
     asked: Any, costly: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "LARGE_MODEL", 0)  # every model is large
     for answers in (laws.ask(Heads(), x_of(), asked).answers, check(Heads(), x_of(), laws=asked).laws):
         reasons = {answer.law for answer in answers if getattr(answer.reason, "id", "") == COSTLY}
-        assert reasons == ({row.name for row in LAWS.values() if not row.of_large_models} if costly else set())
+        assert reasons == ({name for name in ALL if not LAWS[name].of_large_models} if costly else set())
         assert {answer.law: answer.state for answer in answers}["place"] == (NOT_ASKED if costly else KEPT)
 
 
@@ -53,7 +54,7 @@ def test_a_bound_on_the_time() -> None:
     assert len(RUNS) <= 4 < runs  # the audit's own, and those that end in time
     late = {answer.law for answer in bounded.answers if "its time is up: all laws together" in answer.reason}
     assert late
-    assert {answer.law for answer in bounded.answers} == {answer.law for answer in whole.answers} == set(LAWS)
+    assert {answer.law for answer in bounded.answers} == {answer.law for answer in whole.answers} == {*ALL}
     assert not bounded.broken
     report = check(model, x_of(), laws="all", laws_seconds=2.5 * SECONDS)
     assert {answer.law for answer in report.laws if "its time is up" in answer.reason}
@@ -71,7 +72,7 @@ def test_a_slow_model_says_how_far_it_is() -> None:
     with pass_progress_to(lambda text, done, total: told.append(text)):
         laws.ask(Heads(), x_of())
     assert [text for text in told if text.startswith("law ")] == [
-        f"law {number} of {len(LAWS)}: {name}" for number, name in enumerate(LAWS, 1)
+        f"law {number} of {len(ALL)}: {name}" for number, name in enumerate(ALL, 1)
     ]
     minute = Pace(run_seconds=60.0)
     assert [LAWS[law].runs for law in ("cache", "causal", "finite")] == [11, 1, 0]
@@ -82,7 +83,7 @@ def test_a_slow_model_says_how_far_it_is() -> None:
 
 
 def test_the_option() -> None:
-    done = called("check", "demo", "--laws", "causal,place", "--laws-seconds", "1e-9")
+    done = called("check", "demo", "--laws", "causal,place", "--laws-seconds", "1e-9", "--laws-reasons")
     assert "its time is up: all laws together may take 1e-09 s" in " ".join(done.stdout.split())
     assert "2 not asked" in done.stdout
     assert called("check", "demo", "--laws-seconds", "0").returncode == 2

@@ -297,6 +297,7 @@ def until_one_leaves(folder: Path, *, dies: bool) -> None:
 
 def run(target: Callable[..., None], size: int, folder: Path) -> None:
     """Let the ranks do what they are to; one that hangs is killed."""
+    folder.mkdir(parents=True, exist_ok=True)  # the store that the ranks meet in is a file there
     context = mp.get_context("spawn")
     processes = [context.Process(target=target, args=(rank, size, folder)) for rank in range(size)]
     for process in processes:

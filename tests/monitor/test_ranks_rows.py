@@ -1,4 +1,4 @@
-"""Attentions that are parts of rows of several ranks: no hang, no entropy, no verdict on a mask; a scale is judged."""
+"""Attentions that are parts of rows of several ranks: no hang, one report of them; a watch has no entropy of a part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sqrtdk.laws import LAWS
+from sqrtdk.laws.table import names_of
 from tests.monitor import parts_of_rows
 from tests.monitor import ranks_at_work as work
 
@@ -24,27 +24,24 @@ def found(two_ranks: Path) -> Found:
 
 
 @pytest.mark.parametrize("name", parts_of_rows.SPLIT)
-def test_check_judges_the_scale_of_a_part_of_a_row_alone(found: Found, name: str) -> None:
+def test_check_puts_the_parts_of_a_row_together(found: Found, name: str) -> None:
     for rank in found:
         told = rank[name]
-        assert set(told["verdicts"]) == {"exact"}
-        assert len(told["reasons"]) == len(told["verdicts"])
-        assert all(reason.startswith(PART) for reason in told["reasons"])
-        assert {severity for _, severity in told["findings"]} == {"note"}
+        assert told["verdicts"] == ["exact", "exact"]
+        assert told["reasons"] == told["findings"] == []
 
 
 @pytest.mark.parametrize("name", parts_of_rows.SPLIT)
 def test_no_law_is_asked_of_several_ranks(found: Found, name: str) -> None:
     for rank in found:
-        assert rank[name]["laws"] == dict.fromkeys(LAWS, "not asked")
+        assert rank[name]["laws"] == dict.fromkeys(names_of("all"), "not asked")
         assert rank[name]["why"] == ["2 ranks run the model together, and each would have to run it equally often"]
         assert rank[name]["asked"] == ["not asked"]
 
 
-@pytest.mark.parametrize("name", parts_of_rows.SPLIT)
-def test_a_watch_has_no_entropy_of_a_part_of_a_row(found: Found, name: str) -> None:
+def test_a_watch_has_no_entropy_of_heads_for_tokens_unless_it_is_told_of_them(found: Found) -> None:
     for rank in found:
-        calls = rank[name]["watched"][0]["calls"].values()
+        calls = rank["ulysses"]["watched"][0]["calls"].values()
         assert calls
         assert all(call["reason"].startswith(PART) for call in calls)
         assert not any("entropy_nats" in call["columns"] for call in calls)

@@ -46,7 +46,7 @@ def test_the_records_of_a_run_are_said_in_both_languages(folder: Path) -> None:
     assert list(told.how) == ["not measured: no attention ran in the model"]
     assert [said(way, "zh") for way in told.how] == ["未测量：模型中没有注意力运行"]
     assert in_chinese(told) == ["第 1 步没有看到注意力（未测量：模型中没有注意力运行）", "模型中没有注意力运行"]
-    assert said(told.alarms[0].source, "zh") == "没有测量的不能看作正常"
+    assert said(told.alarms[0].source, "zh") == "没有测量的不能当作正常"
 
 
 @pytest.mark.parametrize("lacks", range(1, len(LATER) + 1))

@@ -139,6 +139,22 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert whole(read_run(tmp_path), 6)
 
 
+def test_a_system_that_has_no_locks_and_removes_no_open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Windows is: the lock's file is closed before it is removed, and its absence still says that none writes."""
+
+    def remove(path: Path) -> None:
+        held = [os.path.realpath(number) for number in Path("/proc/self/fd").iterdir()]
+        assert str(path) not in held
+        path.unlink()
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr("sqrtdk.store.lock.remove", remove)
+    with Lock(tmp_path) as lock:
+        assert "this system has none" in lock.note
+        assert writer_of(tmp_path) == "unknown"
+    assert writer_of(tmp_path) == "ended"
+
+
 def test_a_folder_that_was_moved_away(tmp_path: Path) -> None:
     with writer(tmp_path / "run") as run:
         (tmp_path / "run").rename(tmp_path / "old")

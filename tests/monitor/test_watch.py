@@ -56,6 +56,19 @@ def test_a_copy_is_no_watched_model(how: str) -> None:
     assert other.qkv.weight.data_ptr() != model.qkv.weight.data_ptr()
 
 
+def test_samples_are_a_sequence_of_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sqrtdk.monitor.watch.HISTORY", 3)
+    model = Attend()
+    with Watch(model, every=1) as health:
+        for _ in range(5):
+            model(torch.randn(1, 3, 8))
+            health.step()
+    steps = [sample.step for sample in health.samples]
+    assert steps == [3, 4, 5]
+    assert [sample.step for sample in health.samples[1:]] == steps[1:]
+    assert [sample.step for sample in health.samples[-2:][::-1]] == steps[:0:-1]
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_the_relative_step_of_the_weights_that_give_q_and_k(several: bool) -> None:
     """Whatever else moves; the rate is that of their group."""

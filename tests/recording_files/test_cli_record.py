@@ -74,7 +74,7 @@ def test_an_output_is_needed() -> None:
 def test_every_option_of_loading_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = LoadOptions(
         attn="eager", text=Path("t"), input_file=Path("i"), batch=2, seq_len=3, device="meta", dtype="bf16", seed=5,
-        revision="r", trust_remote_code=True, device_map="auto", offload_folder=Path("o"),
+        revision="r", trust_remote_code=True, device_map="auto", offload_folder=Path("o"), base=Path("b"),
     )  # fmt: skip
     options = dataclasses.asdict(expected)
     del options["static"]

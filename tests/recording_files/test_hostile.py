@@ -38,7 +38,8 @@ def test_the_forged_file_is_good_where_nothing_is_planted(tmp_path: Path) -> Non
 
 
 DOCUMENTS: dict[str, tuple[dict[str, Any], str]] = {
-    "version": ({"schema_version": 2}, "version '2'"),
+    "version": ({"schema_version": 3}, "version '3'"),
+    "shard of version 1": ({"calls": [{"site": "a", "shard": {}}]}, "'shard', and the file is of version 1"),
     "version of text": ({"schema_version": "1"}, "schema_version"),
     "version true": ({"schema_version": True}, "schema_version"),
     "no calls": ({"calls": None}, "calls is 'None'; expected array"),

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sqrtdk.audit import baseline
+from sqrtdk.audit import baseline_file
 from sqrtdk.audit.baseline import ledger_of
 from sqrtdk.errors import BaselineError, InvalidValueError, RunFolderError, SqrtdkError, TraceFileError
 from sqrtdk.monitor.columns import HEAD_COLUMNS
@@ -75,7 +75,7 @@ KINDS = {
     "manifest": Kind(
         RunFolderError, lambda path: read_manifest(path.parent), _manifest, name="run.json", free=("model", "settings")
     ),
-    "baseline": Kind(BaselineError, baseline.read_baseline, lambda: json.loads(to_file(ledger_of(sick())))),
+    "baseline": Kind(BaselineError, baseline_file.read_baseline, lambda: json.loads(to_file(ledger_of(sick())))),
     **_of_claims(),
 }
 

@@ -5,7 +5,10 @@ from functools import partial
 
 import pytest
 
-from sqrtdk.compare.records import DiffReport
+from sqrtdk.compare.paragraphs import paragraphs
+from sqrtdk.compare.records import Cause, DiffReport, ModuleCause
+from sqrtdk.report.diff.fold import changes_in_b
+from sqrtdk.report.diff.html import to_html
 from sqrtdk.report.diff.terminal import diff_summary_line, to_text
 from tests.report.sample_diff import REPORTS, follows, hostile, same, softcap, two_causes, undecided, unpaired
 from tests.report.terminal_text import check_colours, check_fits
@@ -26,18 +29,41 @@ def test_looks(name: str, snapshot: SnapshotAssertion) -> None:
 
 
 def test_like_sites_are_one_line_with_the_worst_of_their_figures() -> None:
-    (line,) = [line for line in to_text(softcap(), width=140).splitlines() if "layers.0-11.self_attn  " in line]
+    (line,) = [line for line in to_text(softcap(), width=140).splitlines() if line.startswith("model.layers.0-11")]
     assert line.split() == [
         *("model.layers.0-11.self_attn", "softcap", "softcap", "50", "->", "none", "99.99%", "3.2e-6", "8.2e-6"),
     ]  # fmt: skip
 
 
-def test_causes_of_other_values_are_not_folded() -> None:
+def test_causes_of_other_values_are_one_line_with_the_range_of_their_values() -> None:
     first, second, *rest = softcap().pairs
     other = dataclasses.replace(second, causes=(dataclasses.replace(second.causes[0], a=30.0),))
     lines = to_text(dataclasses.replace(softcap(), pairs=(first, other, *rest)), width=140).splitlines()
-    assert sum("softcap 50 -> none" in line for line in lines) == 1
-    assert sum("softcap 30 -> none" in line for line in lines) == 1
+    assert sum("model.layers.0-11.self_attn  softcap           softcap 30 to 50 -> none" in line for line in lines) == 1
+
+
+def test_a_cause_of_several_groups_is_one_sentence_and_one_change_with_all_its_layers() -> None:
+    """What the layers have beside it does not split it, and all the proofs are summed up once."""
+    window = Cause("window", 16.0, 8.0, 1.0, "has a window of 8 keys in place of 16", "mask")
+    pairs = [
+        dataclasses.replace(pair, causes=(window, *pair.causes) if layer in (2, 5) else pair.causes)
+        for layer, pair in enumerate(softcap().pairs)
+    ]
+    texts = [str(text) for text in paragraphs(pairs, (), (), softcap().a, softcap().b)]
+    assert sum("softcap (50)" in text for text in texts) == 1
+    assert [text for text in texts if "window" in text] == [
+        "B has a window of 8 keys in place of 16 at model.layers.2,5.self_attn."
+    ]
+    assert sum(text.startswith("With these, each where it is, the outputs of the attentions") for text in texts) == 1
+    report = dataclasses.replace(softcap(), pairs=tuple(pairs))
+    changes = changes_in_b(report)
+    assert [(one.cause, str(one.sites)) for one in changes] == [
+        ("softcap", "model.layers.0-11.self_attn"), ("window", "model.layers.2,5.self_attn")
+    ]  # fmt: skip
+    text = to_text(report, width=200)
+    assert text.index("What to change in B") < text.index("first difference")
+    page = to_html(report)
+    assert page.index('class="changes"') < page.index('id="pairs"')
 
 
 def test_names_of_both_sides_stand_there_where_they_differ() -> None:
@@ -91,6 +117,16 @@ def test_what_was_made_up_stands_under_the_sides() -> None:
     text = to_text(dataclasses.replace(same(), environment=environment), width=120)
     assert text.splitlines()[2:4] == [f"! {notes[0]}", "! \\x1b[2J"]
     assert "... and 14 more: see --json or --html" in text
+
+
+def test_what_to_change_names_the_causes_outside_attention_too() -> None:
+    eps = ModuleCause("norm_eps", "norm", "out_norm", 1e-6, 1e-3, True, "", (), "port.py:9", "set `eps` to 1e-06")
+    unknown = ModuleCause("unknown", "mlp", "mlp", None, None, False, "")
+    text = to_text(dataclasses.replace(softcap(), module_causes=(unknown, eps)), width=120)
+    _, _, fixes = text.partition("What to change in B:")
+    assert next(line.split()[0] for line in fixes.splitlines()[1:] if line.startswith("  ")) == "softcap"
+    assert "  norm_eps  port.py:9  set `eps` to 1e-06\n" in fixes
+    assert "unknown" not in fixes
 
 
 def test_markup_in_names_is_text() -> None:

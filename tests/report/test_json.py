@@ -12,7 +12,16 @@ import pytest
 
 import sqrtdk
 from sqrtdk.audit.mistakes import MISTAKES
-from sqrtdk.audit.records import FAIL_ON, HEALTH, LAW_STATES, OUTCOMES, CheckReport, LawAnswer
+from sqrtdk.audit.records import (
+    FAIL_ON,
+    HEALTH,
+    LAW_STATES,
+    OUTCOMES,
+    AttentionSplit,
+    CheckReport,
+    LawAnswer,
+    RanksOfReport,
+)
 from sqrtdk.compare.inside.suspect import STAGES
 from sqrtdk.compare.records import DIFF_FAIL_ON as DIFF_FAIL_ON
 from sqrtdk.compare.records import Cause, DiffReport, ModuleCause, PairDiff, SideInfo, StageDiff, Unpaired
@@ -149,11 +158,15 @@ def test_a_sentence_of_a_document_can_be_said_in_chinese() -> None:
 
 def test_every_field_of_a_check_is_in_the_document() -> None:
     """`to_json` lists the fields one by one, so a new one has to be added there and in the schema."""
-    report = dataclasses.replace(sick(), kv_bytes_per_token=3072)
+    split = AttentionSplit("layers.0", 0, (0, 1), ("rows", "heads"), "zigzag")
+    ranks = RanksOfReport(2, (split,), ((0, 1), (1,)))
+    report = dataclasses.replace(sick(), kv_bytes_per_token=3072, ranks=ranks)
     document = of_check(report)
     not_written = {"root", "kv_cache", "kv_formats"}  # a path of the machine; forecasts, which this report has none of
     assert {field.name for field in dataclasses.fields(report)} - not_written <= set(document)
     assert document["kv_bytes_per_token"] == 3072
+    assert document["ranks"]["attentions"] == [dataclasses.asdict(split) | {"ranks": [0, 1], "ways": ["rows", "heads"]}]
+    assert document["ranks"]["findings"] == [[0, 1], [1]]
 
 
 def test_names_of_the_contract() -> None:
@@ -185,7 +198,7 @@ def test_names_of_the_contract() -> None:
 )
 def test_every_field_of_a_comparison_is_described(record: type, name: str) -> None:
     # `fix` says what these are for
-    drawn_only = {PairDiff: {"scatter"}, Cause: {"mends", "codes", "lacks"}}.get(record, set())
+    drawn_only = {PairDiff: {"scatter"}, Cause: {"mends", "codes", "lacks", "written"}}.get(record, set())
     fields = {field.name for field in dataclasses.fields(record)}
     said = SAID if fields & {"text", "reason"} else set()
     said = said | {"fix"} if record is Cause else said  # made of the cause where it is written

@@ -112,7 +112,7 @@ def test_the_laws_are_a_table_in_both_languages() -> None:
     assert (classes.count("still"), classes.count("moved")) == (28, 36)
     for english, chinese in (
         ("broken: critical", "不成立：严重"),
-        ("not asked", "未检验"),
+        ("2 not asked: samples, documents", "2 条未检验：样本（samples）、文档（documents）"),
         ("every row is one document: no position_ids restart", "每一行都是一个文档：没有重新开始的 position_ids"),
     ):
         assert f'<span class="en" lang="en">{english}</span><span class="zh" lang="zh-CN">{chinese}</span>' in text

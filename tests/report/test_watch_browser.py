@@ -192,7 +192,30 @@ def test_the_ends_of_a_scale_are_the_numbers_of_the_alarms(show: Opener, runs: d
     run.sites[0].values["max_logit"][-1] = 8192.0
     (tmp_path / "ends.html").write_text(to_html([run]), encoding="utf-8")
     page.goto((tmp_path / "ends.html").as_uri() + "#en")
-    assert page.locator("#legend span").nth(1).inner_text() == "8192"
+    assert page.locator("#legend .beyond-above").inner_text() == "above the scale, up to 8192"
+
+
+def test_one_spike_does_not_flatten_the_colours_and_is_marked_above_them(
+    show: Opener, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    page = show("healthy")
+    run = summarise(read_run(runs["healthy"]))
+    assert page.locator("#legend [class^=beyond-]").count() == 0
+    without = [pixel(page, x, 0.2) for x in (0.02, 0.98)]
+    spike = run.samples[5]
+    run.sites[0].values["max_logit"][run.sites[0].steps == spike] = 5e4
+    run.sites[0].values["min_logit"][run.sites[0].steps == spike] = -5e4
+    (tmp_path / "spike.html").write_text(to_html([run]), encoding="utf-8")
+    page.goto((tmp_path / "spike.html").as_uri() + "#en")
+    page.select_option("#site", "blocks.1.1")
+    assert [pixel(page, x, 0.2) for x in (0.02, 0.98)] == without, "all other cells keep their colours"
+    assert page.locator("#legend .beyond-above").inner_text() == "above the scale, up to 50000"
+    at = (int(spike) - 1) / (STEPS - 1)
+    colours = {tuple(pixel(page, at + shift / 2000, 0.2)) for shift in range(-8, 8)}
+    assert colours >= {(253, 231, 37), (23, 28, 38)}  # striped: the end of the scale and ink
+    page.select_option("#statistic", "min_logit")
+    assert page.locator("#legend .beyond-below").inner_text() == "below the scale, down to −50000"
+    assert page.locator("#maps .beyond-above").first.get_attribute("title") == "above the scale, up to 50000"
 
 
 def test_marks_of_alarms_do_not_lie_on_each_other(show: Opener) -> None:

@@ -17,11 +17,12 @@ from sqrtdk.monitor.alarms import ALARM_RULES
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.watch.compare import compare_runs
-from sqrtdk.report.watch.fix import RATIO_TOLERANCE, alarm_fix
+from sqrtdk.report.watch.fix import RATIO_TOLERANCE, alarm_fix, root_alarms
 from sqrtdk.report.watch.headline import compared_headline, run_headline
 from sqrtdk.report.watch.html import shown_alarms, to_html
 from sqrtdk.report.watch.json import comparison_json, to_json
 from sqrtdk.report.watch.summary import Summary, summarise
+from sqrtdk.report.watch.terminal import to_text
 from tests.monitor.watched_runs import EVERY, STEPS
 
 OTHER_ALARMS = ("idle", "sink", "records", "schedule", "checkpoint", "of a later version")
@@ -126,18 +127,58 @@ def test_an_update_that_is_too_large_is_why_logits_are_and_is_lowered_first(told
     update = Alarm("update", "warn", 1, UPDATE, "", value=507.0, bar=3.0)
     wrong = dataclasses.replace(run, alarms=(update, *run.alarms))
     head = run_headline(wrong)
-    assert head.text.en.startswith("The loss is 1224 at step 2 and at most ")
-    assert (
-        "because step 1 moved the weights that give q and k by 507 times their size (learning rate 10)" in head.text.en
-    )
+    began = "Step 1, with a learning rate of 10, moved the weights that give q and k by 507 times their size; "
+    assert head.text.en.startswith(f"{began}the loss is 1224 at step 2 and at most ")
+    assert head.text.en.count("507") == 1
     assert head.fix.startswith("lower the learning rate first, from 10 to about 0.0002; if the logits still grow: `")
     assert {alarm_fix(wrong, one) for one in wrong.alarms if one.name in ("update", "max_logit")} == {head.fix}
-    late = dataclasses.replace(run, alarms=(*run.alarms, dataclasses.replace(update, step=STEPS)))
-    assert "because q and k are large" in run_headline(late).text.en
+    first = min(alarm.step for alarm in run.alarms if alarm.severity == "warn")
+    for step in (first, STEPS):  # a step's logits are measured before its update
+        late = dataclasses.replace(run, alarms=(*run.alarms, dataclasses.replace(update, step=step)))
+        assert "because q and k are large" in run_headline(late).text.en
     unknown = dataclasses.replace(update, text=Message("alarms.update.large", step=1, times="507"))
     assert "by a factor of 50000 or more" in alarm_fix(run, unknown)
     scaled = dataclasses.replace(told["unscaled"], alarms=wrong.alarms)
     assert "because the scale is 4 times" in run_headline(scaled).text.en
+
+
+def layer_alarm(run: Summary) -> Alarm:
+    call = run.sites[0].label
+    text = Message("alarms.layer_logits.unlike", call=call, value="60", step=1, times="200")
+    return Alarm("layer_logits", "warn", 1, text, "", site=run.sites[0].site, index=0, value=200.0, bar=100.0)
+
+
+def test_what_began_it_is_told_before_what_follows_in_headline_terminal_and_page(told: dict[str, Summary]) -> None:
+    """A layer of step 1 before the update of step 1, both before logits that are worse and newer, and before NaN."""
+    run = with_ratio(told["unscaled"], 1.0)
+    layer, update = layer_alarm(run), Alarm("update", "warn", 1, UPDATE, "", value=507.0, bar=3.0)
+    worse = tuple(dataclasses.replace(one, severity="critical") for one in run.alarms)
+    unlike = f"The logits of {run.sites[0].label} are 200 times its neighbours' at step 1"
+    alone = dataclasses.replace(run, alarms=(layer, *worse))
+    assert run_headline(alone).text.en.startswith(f"{unlike} (standard deviation within a row: 60); logits pass 50 in")
+    assert run_headline(alone).fix == alarm_fix(alone, layer) == Message("runs.fix.layer_logits")
+    of_layer = next(one for one in worse if one.name == "max_logit" and one.site == layer.site)
+    assert alarm_fix(alone, of_layer) == Message("runs.fix.layer_logits"), "a clip would hide it"
+    nan = nonfinite(
+        32, "logits", call="h.0", bad="3", rows="9", head=0, blame=Message("alarms.nonfinite.blame.product")
+    )
+    for alarms in ((update, layer, *worse), (update, layer, *worse, nan)):
+        both = dataclasses.replace(run, alarms=alarms)
+        said_first = run_headline(both).text.en
+        assert said_first.startswith(unlike)
+        assert said_first.index("200 times") < said_first.index("507 times") < said_first.lower().index("logits ", 90)
+        assert root_alarms(both)[:2] == (layer, update)
+        assert [one for _, one in shown_alarms(both)[0][1][:2]] == [layer, update]
+        lines = to_text(both, ["max_logit"], width=200).split("\n")
+        listed = [line for line in lines if line.lstrip().startswith(("note ", "warn ", "critical "))]
+        assert "200 times" in listed[0]
+        assert "507 times" in listed[1]
+    inputs = nonfinite(32, "loss", loss="nan", where=Message("alarms.nonfinite.first.inputs"))
+    batch = dataclasses.replace(run, alarms=(update, inputs))
+    assert root_alarms(batch) == (inputs,), "an update changes no batch"
+    assert "507" not in run_headline(batch).text.en
+    scaled = dataclasses.replace(told["unscaled"], alarms=(layer, *worse))
+    assert alarm_fix(scaled, layer) == Message("runs.fix.scale"), "weights are not what a wrong scale enlarges"
 
 
 def test_where_no_loss_is_on_record_it_says_so_and_what_to_do(told: dict[str, Summary], runs: dict[str, Path]) -> None:

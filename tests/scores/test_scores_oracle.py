@@ -103,6 +103,11 @@ def distance_pair(q: Tensor, k: Tensor, _: int, __: int) -> Pair:
     return -found, found
 
 
+def laplace_pair(q: Tensor, k: Tensor, _: int, __: int) -> Pair:
+    found = sum(abs(a - b) for a, b in zip(q.tolist(), k.tolist(), strict=True))
+    return -found, found
+
+
 def of_head(t: Tensor) -> Callable[[int], Tensor]:
     return lambda h: t.detach().double().flatten()[h]
 
@@ -131,6 +136,8 @@ CASES: dict[str, Callable[[Make], Case]] = {
     "luong_concat": lambda w: concat_case(w(A), w(E + EK, A)),
     "luong_concat heads": lambda w: concat_case(w(HEADS, A), w(E + EK, A)),
     "distance": lambda w: Case(scores.distance(), distance_pair),
+    "rbf": lambda w: Case(scores.rbf(0.5), distance_pair),
+    "laplace": lambda w: Case(scores.laplace(), laplace_pair),
 }
 NAMES = tuple(CASES)
 
@@ -142,7 +149,7 @@ def build(name: str, dtype: torch.dtype) -> Case:
 
 # one of each path: a compilation takes seconds
 COMPILED = ("cosine heads", "cosine module", "bilinear heads", "additive heads", "keras_additive", "luong_concat")
-COMPILED += ("cosine rms", "cosine layer", "distance")
+COMPILED += ("cosine rms", "cosine layer", "distance", "laplace")
 WITHOUT_HEADS = tuple(n for n in NAMES if n.split()[-1] not in {"heads", "features", "module", "mixed"})
 
 
@@ -319,7 +326,7 @@ def test_default_scales() -> None:
 
 def test_every_score_is_of_one_kind() -> None:
     kinds = {name: (isinstance(s, FoldedScore), isinstance(s, PairScore)) for name in NAMES for s in [_score(name)]}
-    pairs = {"additive", "keras_additive", "luong_concat", "distance"}
+    pairs = {"additive", "keras_additive", "luong_concat", "distance", "rbf", "laplace"}
     assert kinds == {name: (name.split()[0] not in pairs, name.split()[0] in pairs) for name in NAMES}
 
 
@@ -337,6 +344,8 @@ def test_the_table_holds_every_score() -> None:
         "keras_additive",
         "luong_concat",
         "distance",
+        "rbf",
+        "laplace",
     ]
     assert {name.split()[0] for name in NAMES} == set(scores.SCORES)
     for name, make in scores.SCORES.items():

@@ -9,13 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.monitor import parts_of_rows, ranks_at_work
+from tests.attention import ring_ranks
+from tests.laws import rank_runs
+from tests.monitor import context_parallel, parts_of_rows, ranks_at_work
+from tests.ranks import split_models
+from tests.recording_files import recorded_ranks
 from tests.repair import ranks as ranks_of_repair
 from tests.support.once import made_once
 
 PARTS = {  # each joins a group of its own, and writes into its folder
+    "ring": ring_ranks.work_of,
     "rows": parts_of_rows.work_of,
+    "whole": split_models.work_of,
+    "context": context_parallel.work_of,
+    "files": recorded_ranks.work_of,
     "repair": ranks_of_repair.work_of,
+    "laws": rank_runs.quick_work,
     "monitor": ranks_at_work.work,  # the last: its last rank dies, and the other one leaves
 }
 

@@ -142,10 +142,17 @@ def test_a_run(suite: pytest.Pytester, workers: tuple[str, ...]) -> None:
             "test_suite.py::test_lost",
         ),
     ]
-    weak = re.findall(r"^could not have failed: test_suite.py::(\S+): (.{7})", text, re.MULTILINE)
-    assert sorted(weak) == [("test_nothing", "no atte"), ("test_one_key", "one key"), ("test_scales[0.25]", "scale 0")]
+    weak = re.findall(r"^could not have failed: (.*)$", text, re.MULTILINE)
+    assert weak == ["3 tests; --sqrtdk-weak says which, and why"]
     assert "of the fixture" in text
     assert "INTERNALERROR" not in text
+
+
+def test_tests_that_could_not_have_failed_are_named_on_request(suite: pytest.Pytester) -> None:
+    text = forked(suite, "--sqrtdk-weak").stdout.str()
+    weak = re.findall(r"^could not have failed: test_suite.py::(\S+): (.{7})", text, re.MULTILINE)
+    assert sorted(weak) == [("test_nothing", "no atte"), ("test_one_key", "one key"), ("test_scales[0.25]", "scale 0")]
+    assert "--sqrtdk-weak says" not in text
 
 
 def test_a_suite_that_does_not_ask_is_left_alone(pytester: pytest.Pytester) -> None:

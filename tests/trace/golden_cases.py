@@ -129,7 +129,7 @@ GRAPH_FILES = (
             "test_terms_of_the_logits",
             "test_what_was_not_followed_is_told",
             "test_a_softmax_of_one_projection_is_no_attention",
-            "test_an_attention_in_a_branch_is_told",
+            "test_a_softmax_in_a_branch_is_no_attention",
             "test_functions_are_written_out",
         ),
     ),

@@ -34,7 +34,7 @@ def record(group: str, name: str) -> Any:
     from tests.trace.golden_cases import GROUPS
 
     torch.manual_seed(0)
-    # where opt_einsum is installed, torch multiplies three operands in another order
+    # opt_einsum, where it is installed, may multiply a scale with k first: the records have it on q
     with warnings.catch_warnings(), torch.backends.opt_einsum.flags(enabled=False):
         warnings.simplefilter("ignore")
         return json.loads(json.dumps(GROUPS[group][name]()))

@@ -32,6 +32,7 @@ from tests.attentions.compiled import (
 )
 from tests.hf.families import FAMILIES, GROUPED
 from tests.support.kernel_here import needs_kernel
+from tests.support.needs import needs
 from tests.tolerances import allowed
 
 pytestmark = needs_kernel
@@ -132,6 +133,7 @@ def transformer(config: hf.PretrainedConfig) -> nn.Module:
 
 
 @pytest.mark.sampled(1)
+@needs("GptOss", transformers="4.55")
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_transformers(name: str) -> None:
     """Read and judged as without the kernel, and compared with eager without a difference."""
@@ -160,6 +162,7 @@ def test_models_of_transformers(name: str) -> None:
 
 
 @pytest.mark.sampled(2)
+@needs("attention functions of others", transformers="4.53")
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "deepseek_v3", "t5", "whisper", "bert"])
 def test_audit_is_that_without_the_kernel(name: str) -> None:
     """Norms, latent keys, relative positions, cross attention and encoders, on inputs of the right kind."""

@@ -25,6 +25,7 @@ from tests.attentions.asked import (
     on_logits,
     on_weights,
 )
+from tests.support.needs import needs
 
 
 def read(middle: Middle, dtype: torch.dtype = torch.float32) -> AttentionCall:
@@ -61,7 +62,7 @@ def test_what_is_no_factor_is_named(name: str) -> None:
     ("name", "effects", "norms"),
     [
         ("kernel that doubles", ["effect of twice"] * 2, []),
-        ("ldexp on logits", ["effect of ldexp"], []),
+        pytest.param("ldexp on logits", ["effect of ldexp"], [], marks=needs("ldexp as an operator", torch="2.11")),
         ("kernel that normalises", [], ["rms", "rms"]),
         ("Fourier transform and back", [], []),
         ("where on logits", [], []),

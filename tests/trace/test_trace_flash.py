@@ -14,6 +14,7 @@ from sqrtdk.tracing import AttentionCall
 from sqrtdk.tracing.readback.kernels import KERNELS
 from tests.attentions import stand_in_kernels as kernels
 from tests.attentions.each import each
+from tests.support.needs import needs
 
 B, L, S, H, E = 2, 6, 6, 4, 8
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
@@ -274,6 +275,7 @@ def test_without_data(name: str) -> None:
     assert run.not_measured == ()
 
 
+@needs("_cudnn_attention_forward", torch="2.8")
 def test_heads_first_and_upper_left() -> None:
     """Torch's cuDNN operator runs with a stand-in for its CUDA kernel."""
 

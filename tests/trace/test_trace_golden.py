@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("transformers")
+pytest.importorskip("torch.nn.attention.varlen")
 
 from tests.support.kernel_here import needs_kernel
 from tests.trace.golden_cases import GROUPS

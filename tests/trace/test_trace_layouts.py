@@ -140,3 +140,30 @@ def test_a_division_by_a_number_of_each_head_is_its_inverse() -> None:
     (call,) = trace(attend)[2].calls
     assert call.scale.agree is True
     assert call.scale.per_head == pytest.approx((1 / by).tolist())
+
+
+class RowsFirst(nn.Module):
+    """As Gemma's JAX code has it: weights (N, D, H), logits (B, T, N, S) of grouped heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv = nn.Parameter(torch.randn(4, 32, 8) / 5), nn.Parameter(torch.randn(2, 2, 32, 8) / 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, rows, _ = x.shape
+        q = torch.einsum("btd,ndh->btnh", x, self.q) * 8**-0.5
+        k, v = torch.einsum("bsd,ckdh->cbskh", x, self.kv)
+        z = torch.einsum("btkgh,bskh->btkgs", q.view(batch, rows, 2, 2, 8), k).reshape(batch, rows, 4, rows)
+        seen = torch.ones(rows, rows, dtype=torch.bool).tril()[None, :, None]
+        w = torch.where(seen, z, -1e30).softmax(-1).reshape(batch, rows, 2, 2, rows)
+        return torch.einsum("btkgs,bskh->btkgh", w, v).flatten(2)
+
+
+def test_rows_before_heads_of_projections_whose_positions_are_unknown() -> None:
+    """The product folds rows and heads of a group, projections fold batch and rows: features tell them apart."""
+    torch.manual_seed(0)
+    with torch.no_grad(), sqrtdk.trace(model := RowsFirst()) as run:
+        model(torch.randn(3, 10, 32))
+    (call,) = run.calls
+    assert call.formula == "softmax(0.3536 * q.k + causal)"
+    assert (call.batch, call.heads, call.kv_heads, call.query_len, call.key_len) == (3, 4, 2, 10, 10)

@@ -87,6 +87,7 @@ def test_what_a_cell_gave_enters_the_product(name: str, on: str) -> None:
     assert told == [name.split()[0] if name != "written" else "add"] * len(on)
 
 
+@pytest.mark.full
 def test_a_way_of_any_length_is_followed() -> None:
     """1200 operations: more than Python calls go into one another."""
 

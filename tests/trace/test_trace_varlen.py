@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("torch.nn.attention.varlen")
+
 from torch import Tensor, nn
 from torch.nn.attention import varlen
 from torch.nn.attention.varlen import varlen_attn

@@ -31,7 +31,18 @@ class Served:
     def ask(
         self, path: str, headers: Mapping[str, str] | None = None, *, method: str = "GET", body: bytes = b""
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        """Status, body and headers of the answer; the path is sent as it is."""
+        """Status, body and headers of the answer; the path is sent as it is.
+
+        A refusal is sent before the body is read, and closes the connection: the system may then lose the answer.
+        """
+        for _ in range(4):
+            with contextlib.suppress(ConnectionResetError):
+                return self._ask(path, headers, method, body)
+        return self._ask(path, headers, method, body)
+
+    def _ask(
+        self, path: str, headers: Mapping[str, str] | None, method: str, body: bytes
+    ) -> tuple[int, bytes, Mapping[str, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         with contextlib.closing(connection):
             named = {"Host": f"127.0.0.1:{self.port}"} | dict(headers or {})

@@ -90,6 +90,7 @@ def test_settings_live_in_the_address(visit: Visitor) -> None:
     assert not re.search(r"\b(measured|weights|scale|Head|rows)\b", told)
 
 
+@pytest.mark.full
 def test_malformed_values_give_one_message(visit: Visitor) -> None:
     page = visit("/en/?keys=none&rule=__class__")
     assert "address was not understood" in notice(page, "note")

@@ -7,7 +7,9 @@ from contextlib import ExitStack
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import Self
 
 from sqrtdk.engines import Engine, open_engine
 from sqrtdk.extending import code_hash, exact_data, numbers_back, numbers_from

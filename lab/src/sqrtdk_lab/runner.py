@@ -11,12 +11,13 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import TypedDict, Unpack, overload
+from typing import TypedDict, overload
 
 import torch
+from typing_extensions import Unpack
 
 from sqrtdk.errors import InvalidValueError, OutputError
 from sqrtdk.extending import Tell, check_writable, cpu_name, load_extra, numbers_from, plain_data, progress_bar
@@ -48,7 +49,7 @@ def run_claim(
     Returns:
         The record.
     """
-    started, begin = datetime.now(UTC), time.monotonic()
+    started, begin = datetime.now(timezone.utc), time.monotonic()
     outcome, plots = _outcome(claim, quick, False, seed, compute)
     control, _ = _outcome(claim, quick, True, seed, compute)
     return Record(

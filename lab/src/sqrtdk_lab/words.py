@@ -7,12 +7,17 @@ written, so a placeholder is a name and nothing else; `{{` is a brace.
 from __future__ import annotations
 
 import importlib.resources
-import tomllib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Text, entries, faults, placeholders, quoted
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 REQUIRED_TEXTS = ("statement", "method", "control", "why")  # texts that every claim must have
 

@@ -7,26 +7,19 @@ file already holds never fails.
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from sqrtdk import _files
-from sqrtdk._records import parse_json, quote, record_from_json
-from sqrtdk.audit.records import SEVERITIES, UNMEASURED, VERDICTS, CheckReport, Finding, about_call, at_bar
+from sqrtdk._records import quote
+from sqrtdk.audit.records import SEVERITIES, UNMEASURED, CheckReport, Finding, about_call, at_bar
 from sqrtdk.audit.tolerance import is_close
-from sqrtdk.errors import BaselineError, ModelError
-from sqrtdk.messages import Message
-from sqrtdk.models.limits import read_bytes
+from sqrtdk.errors import BaselineError
 
 BASELINE_VERSION = 1
-MAX_BASELINE_BYTES = 2**24
 CHANGES = ("added", "removed", "changed", "new finding", "gone finding")
-_WRITE_ANEW = "Write it anew with --update --force, and review what changes."
+WRITE_ANEW = "Write it anew with --update --force, and review what changes."
 _NUMBER_IN_FORMULA = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
@@ -55,11 +48,12 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The lines of a model, in the order of their sites."""
+    """The lines of a model, in the order of their sites, and the values of its config.json, by dotted path."""
 
     model: str
     mode: str
     lines: tuple[LedgerLine, ...]
+    config: Mapping[str, Any] = field(default_factory=dict)  # empty if it has no config, or of an older file
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +67,18 @@ class LedgerChange:
     before: str | None
     after: str | None
     fails: bool
+    follows_from: str | None = None  # the config's field that makes it, seen by setting the value back
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    """A value of the config that is not what the baseline has; None: the config does not have it."""
+
+    field: str  # dotted path
+    before: Any
+    after: Any
+    at: str | None  # "models/a/config.json:7"; None where the field is gone
+    fails: bool = False  # whether changes that fail follow from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,7 @@ class BaselineComparison:
     unchanged: int  # attentions
     unjudged: int  # attentions of this run that could not be judged, known to the baseline or not
     fail_on: str
+    config: tuple[ConfigChange, ...] = ()  # those with consequences first
 
     @property
     def exit_code(self) -> int:
@@ -149,7 +156,7 @@ def compare_with_baseline(before: Ledger, report: CheckReport, file: str) -> Bas
             f"{quote(file)} is of a {before.mode} check, and this one is {now.mode}",
             hint="Give --static to both or to neither.",
         )
-    old, new = _by_key(before.lines, quote(file)), _by_key(now.lines, "this run")
+    old, new = by_key(before.lines, quote(file)), by_key(now.lines, "this run")
     changes = [
         change
         for key in sorted({*old, *new}, key=lambda key: _order(new.get(key) or old[key]))
@@ -163,14 +170,23 @@ def compare_with_baseline(before: Ledger, report: CheckReport, file: str) -> Bas
     return BaselineComparison(file, now.model, now.mode, ordered, unchanged, unjudged, report.fail_on)
 
 
-def _by_key(lines: Iterable[LedgerLine], whose: str) -> dict[tuple[str, int | None], LedgerLine]:
-    by_key: dict[tuple[str, int | None], LedgerLine] = {}
+def by_key(lines: Iterable[LedgerLine], whose: str) -> dict[tuple[str, int | None], LedgerLine]:
+    """Return lines by site and index.
+
+    Args:
+        lines: Of one ledger.
+        whose: What an error calls the ledger.
+
+    Raises:
+        BaselineError: Two lines have the same site and index.
+    """
+    ordered: dict[tuple[str, int | None], LedgerLine] = {}
     for line in lines:
-        if line.key in by_key:
+        if line.key in ordered:
             place = f"{quote(line.site)}, index {line.index}"
-            raise BaselineError(f"{whose} has two lines of {place}", hint=_WRITE_ANEW)
-        by_key[line.key] = line
-    return by_key
+            raise BaselineError(f"{whose} has two lines of {place}", hint=WRITE_ANEW)
+        ordered[line.key] = line
+    return ordered
 
 
 def _changes(old: LedgerLine | None, new: LedgerLine | None, fail_on: str) -> Iterable[LedgerChange]:
@@ -219,107 +235,3 @@ def same_formula(old: str | None, new: str | None) -> bool:
         return False
     pairs = zip(_NUMBER_IN_FORMULA.findall(old), _NUMBER_IN_FORMULA.findall(new), strict=True)
     return all(one == other or is_close(float(other), float(one)) for one, other in pairs)
-
-
-def read_for_update(path: Path, force: bool) -> Ledger | None:
-    """Return the baseline that is about to be overwritten, or None if there is no such file.
-
-    Args:
-        path: The file.
-        force: Return None, instead of an error, for a file that can't be read as a baseline.
-
-    Raises:
-        BaselineError: The file exists but can't be read as a baseline, and `force` is False; see `read_baseline`.
-    """
-    if not os.path.lexists(path):
-        return None
-    try:
-        return read_baseline(path)
-    except BaselineError:
-        if force:
-            return None
-        raise
-
-
-def read_baseline(path: str | os.PathLike[str], model: str = "MODEL") -> Ledger:
-    """Read and validate a baseline file.
-
-    Args:
-        path: The file, which is not trusted.
-        model: The model's name, for the hint on how to write a baseline.
-
-    Raises:
-        BaselineError: The file can't be read, is not a baseline, has another version, or breaks a rule of the format.
-    """
-    what = f"the baseline {quote(os.fspath(path))}"
-    try:
-        content = read_bytes(Path(path), what, MAX_BASELINE_BYTES)
-    except OSError as error:
-        raise BaselineError(
-            Message("errors.baseline.unreadable", path=quote(os.fspath(path)), reason=_files.os_reason(error)),
-            hint=Message("errors.hint.write_baseline", model=shlex.quote(model), path=shlex.quote(os.fspath(path))),
-        ) from error
-    except ModelError as error:
-        raise BaselineError(error.message, hint=error.hint) from error
-    return from_document(parse_json(content, what, BaselineError, _WRITE_ANEW), what)
-
-
-def from_document(document: Any, what: str) -> Ledger:
-    """Return the ledger that a parsed JSON document holds.
-
-    Args:
-        document: Result of `json.loads`.
-        what: What the errors call the document, "the baseline 'ledger.json'".
-
-    Raises:
-        BaselineError: The document is not a baseline, has another version, or breaks a rule of the format.
-    """
-    if not isinstance(document, dict) or "schema_version" not in document:
-        raise BaselineError(f"{what} has no schema_version: it is no baseline", hint=_WRITE_ANEW)
-    version = document["schema_version"]
-    # Not isinstance: True is an int as well.
-    if type(version) is not int or version != BASELINE_VERSION:
-        raise BaselineError(
-            f"{what} is of version {quote(version)}; this sqrtdk reads version {BASELINE_VERSION}",
-            hint=f"Use the sqrtdk that wrote it. Or: {_WRITE_ANEW[0].lower()}{_WRITE_ANEW[1:]}",
-        )
-    kept = record_from_json(_Document, document, what, BaselineError, _WRITE_ANEW)
-    lines = tuple(_line(entry, f"{what}, attention {number}") for number, entry in enumerate(kept.attentions, 1))
-    _by_key(lines, what)
-    return Ledger(kept.model, kept.mode, lines)
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A line as the file has it."""
-
-    site: str
-    index: int | None
-    formula: str | None
-    ratio: float | None
-    verdict: str | None
-    mistake: str | None
-    findings: str  # "fail scale_ledger, note entropy"
-
-
-@dataclass(frozen=True, slots=True)
-class _Document:
-    schema_version: int
-    model: str
-    mode: Literal["static", "dynamic"]
-    attentions: tuple[_Entry, ...]
-
-
-def _line(entry: _Entry, what: str) -> LedgerLine:
-    if entry.index is not None and entry.index < 0:
-        raise BaselineError(
-            f"{what}: index is {quote(entry.index)}, not a whole number from 0 or null", hint=_WRITE_ANEW
-        )
-    if entry.verdict is not None and entry.verdict not in VERDICTS:
-        rule = f"one of {', '.join(VERDICTS)}, or null"
-        raise BaselineError(f"{what}: verdict is {quote(entry.verdict)}, not {rule}", hint=_WRITE_ANEW)
-    kinds = tuple(entry.findings.split(", ")) if entry.findings else ()
-    for kind in kinds:
-        if kind.partition(" ")[0] not in SEVERITIES or not kind.partition(" ")[2]:
-            raise BaselineError(f"{what}: {quote(kind)} is no severity and rule", hint=_WRITE_ANEW)
-    return LedgerLine(entry.site, entry.index, entry.formula, entry.ratio, entry.verdict, entry.mistake, kinds)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from sqrtdk._wrappers import innermost
 from sqrtdk.errors import INTERRUPTS
 
 # The base classes' own methods: those of a subclass may be overridden.
@@ -99,11 +100,12 @@ def module_at(model: nn.Module, site: str) -> nn.Module | None:
 
     "" stands for the model itself. Unlike `get_submodule` it raises no error and works with TorchScript.
     """
-    module: Any = model
+    module: Any = innermost(model)
     for name in site.split(".") if site else ():
         module = field(module, name)  # TorchScript refuses get_submodule
         if not isinstance(module, nn.Module):
             return None
+        module = innermost(module)
     return module  # type: ignore[no-any-return]
 
 

@@ -14,6 +14,7 @@ from sqrtdk.audit.records import Finding, ModelInfo, with_health
 from sqrtdk.audit.rules.scales import on_scales
 from sqrtdk.audit.rules.unmeasured import not_read
 from sqrtdk.errors import ModelError
+from sqrtdk.frontends.ggml.front import READS_SCALE
 from sqrtdk.graphs.gguf import Value, read_metadata
 from sqrtdk.graphs.opening import config_beside
 from sqrtdk.messages import Message, joined
@@ -21,9 +22,6 @@ from sqrtdk.tracing.records import AttentionCall, EffectiveScale, Factor, NotMea
 
 _SITE = "blk.*.attn"
 _MOST_SIZE = 2**24
-# Architectures of which llama.cpp reads `attention.scale`; of all others it takes a number of its own code, and the key
-# in the file says nothing about what runs.
-_READS_SCALE = ("granite", "granitemoe", "granitehybrid")
 
 
 def audit_gguf(path: str, model: str) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
@@ -90,7 +88,7 @@ def _declared(entries: Mapping[str, Value], family: str, model: str) -> tuple[At
     parts += [f"attention.scale {scale:.6g}"] if scale else [Message("rules.gguf.no_scale")]
     parts += [f"attn_logit_softcapping {cap:g}"] if cap else []
     said = joined(parts, "comma")
-    if scale and family not in _READS_SCALE:
+    if scale and family not in READS_SCALE:
         return None, Message("rules.gguf.scale_not_read", what=said, family=family)
     if not scale:
         return None, said

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from sqrtdk._progress import report_progress
 from sqrtdk.audit.attributes import Key
-from sqrtdk.audit.context import Context
 from sqrtdk.audit.gguf import audit_gguf
 from sqrtdk.audit.graph_family import ask_for_config
 from sqrtdk.audit.model_run import ModelRun, run_model, without_verdicts
-from sqrtdk.audit.records import Finding, JudgedCall, with_calls_named, with_health
+from sqrtdk.audit.records import Finding, JudgedCall
 from sqrtdk.audit.rules.numbers import logits_out_of_range, of_weights
 from sqrtdk.audit.rules.statistics import entropy, flat, max_logit, saturation
 from sqrtdk.audit.rules.unmeasured import not_read
@@ -28,9 +28,9 @@ from sqrtdk.messages import Message
 from sqrtdk.models.input_file import read_tensors
 from sqrtdk.models.names import graph_kind
 from sqrtdk.models.options import LoadOptions
+from sqrtdk.models.records import LoadedModel
 from sqrtdk.models.run import call as forward
 from sqrtdk.tracing.records import AttentionCall, NotMeasured
-from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import trace
 
 # Loading options that were settled when the graph was exported.
@@ -40,14 +40,17 @@ _OPTIONS = {"seq_len": "seq-len", "device_map": "device-map", "offload_folder": 
 _ON_FIGURES = (max_logit, logits_out_of_range, saturation, entropy, flat)  # rules on the logits of a run
 
 
-def audit_graph(model: str, options: LoadOptions) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
+def audit_graph(
+    model: str, options: LoadOptions, ask: Callable[[LoadedModel, ModelRun], ModelRun] | None = None
+) -> tuple[ModelRun, tuple[NotMeasured, ...], tuple[Finding, ...]]:
     """Judge every attention of an exported graph from its operators, without running it.
 
-    With inputs in the options, the graph also runs on the CPU, for the statistics of its logits.
+    With inputs in the options, the graph runs on the CPU as any module does, with the statistics of its logits.
 
     Args:
         model: Path of an .onnx, .pt2 or .gguf file; of a .gguf file only the metadata is read.
         options: Loading options; those that a graph has already settled are refused.
+        ask: Asks the laws of a graph that runs, and returns the run with the answers; None to ask none.
 
     Returns:
         The run, the attentions that were not read, and a finding on each of these.
@@ -83,17 +86,26 @@ def audit_graph(model: str, options: LoadOptions) -> tuple[ModelRun, tuple[NotMe
             f"no attention of {model[:200]!r} could be read: {missing[0].site[:100]}: {missing[0].reason}",
             hint=_hint_on_operators(walked.unread),
         ) from error
+    module = loaded.module
+    if options.input_file is not None:
+        valued, off = _with_values(path, dict(read_tensors(options.input_file)), options)
+        if off is None:
+            valued = replace(valued, config=config, notes=loaded.notes)
+            if config is not None and not hasattr(valued.module, "config"):
+                valued.module.config = config
+            run = run_model(valued, "own", seed=options.seed, compare="never", keep=ask is not None, silent=not missing)
+            module = valued.module
+            run = run if ask is None else ask(valued, run)
+        else:
+            run = _without_figures(run, off)
     run = replace(run, model=replace(run.model, parameters=walked.numbers))
     if walked.sizes:
         run = _without_sizes(run, walked, _at_other_sizes(path, config, options))
     sick = (of_weights(walked.sick),) if walked.sick else ()
-    run = replace(run, calls=_by_operator(run.calls, walked), findings=(*sick, *run.findings))
-    if options.input_file is not None:
-        inputs = dict(read_tensors(options.input_file))
-        of_program = graph_kind(path) == ".pt2"
-        run = _run_program(path, config, inputs, options) if of_program else _run_onnx(run, loaded.module, path, inputs)
+    findings = (*(finding for finding in sick if finding not in run.findings), *run.findings)
+    run = replace(run, calls=_by_operator(run.calls, walked), findings=findings)
     if config is None:
-        run = ask_for_config(run, loaded.module, model)
+        run = ask_for_config(run, module, model)
     if any(judged.mistake == "missing" for judged in run.calls):
         run = _noted(run, Message("rules.graph.folded"))
     return _at_file(run, path), missing, tuple(map(not_read, missing))
@@ -102,7 +114,7 @@ def audit_graph(model: str, options: LoadOptions) -> tuple[ModelRun, tuple[NotMe
 def _hint_on_operators(unread: tuple[str, ...]) -> str:
     """Return the hint for operators that are not read."""
     if not unread:
-        return "Export the model without branches and loops, or check the model itself."
+        return "Give --input FILE.safetensors, export the model without branches and loops, or check the model itself."
     names = "; ".join(unread[:3]) + (f" and {len(unread) - 3} more" if len(unread) > 3 else "")
     return f"Not read: {names}. Export the model without these operators, or check the model itself."
 
@@ -162,49 +174,24 @@ def _without_sizes(run: ModelRun, walked: GraphModel, again: tuple[AttentionCall
     return without_verdicts(run, reasons, follows_a_size)
 
 
-def _run_program(path: str, config: Any, inputs: dict[str, Tensor], options: LoadOptions) -> ModelRun:
-    """Run a program of torch.export as a model is run."""
-    from sqrtdk.graphs.program import read_exported
-
-    loaded = read_exported(path, inputs, trust_remote_code=options.trust_remote_code)
-    if config is not None and not hasattr(loaded.module, "config"):
-        loaded.module.config = config
-    return run_model(replace(loaded, config=config), "own", seed=options.seed, compare="never")
-
-
-def _run_onnx(run: ModelRun, module: nn.Module, path: str, inputs: dict[str, Tensor]) -> ModelRun:
-    """Return the reading of an ONNX graph with the figures of its logits, from a run through onnxruntime.
+def _with_values(path: str, inputs: dict[str, Tensor], options: LoadOptions) -> tuple[LoadedModel, str | None]:
+    """Return a graph as a module with values and inputs, and the reason to draw no conclusion from its run, if any.
 
     Raises:
         MissingExtraError: onnxruntime is not installed.
-        ModelError: onnxruntime refuses the graph or the inputs.
+        ModelError: The graph can't be loaded or run, or does not take the inputs.
     """
-    from sqrtdk.graphs.onnx import read_onnx
+    if graph_kind(path) == ".pt2":
+        from sqrtdk.graphs.program import read_exported
 
-    ran = read_onnx(path, inputs)
-    reasons = {entry.site: entry.reason for entry in ran.missing}
-    by_site = {(call.site, call.index): call for call in ran.calls}
-    in_order = len(ran.calls) == len(run.calls)
-    calls = tuple(
-        _measured(
-            judged,
-            ran.calls[place] if in_order else by_site.get(judged.key),
-            reasons.get(judged.call.site, Message("rules.graph.no_tensors")),
-        )
-        for place, judged in enumerate(run.calls)
-    )
-    context = Context(module, calls, "dynamic", compare="never", dtype=str(run.environment["dtype"]))
-    told = (entry for rule in _ON_FIGURES for entry in rule(context) if isinstance(entry, Finding))
-    found = with_calls_named(told, (judged.site for judged in calls))
-    findings = (*run.findings, *(entry for entry in found if entry not in run.findings))
-    return replace(run, mode="dynamic", calls=with_health(calls, findings), findings=findings)
+        return read_exported(path, inputs, trust_remote_code=options.trust_remote_code), None
+    from sqrtdk.graphs.onnx import open_onnx
+
+    opened = open_onnx(path, inputs)
+    return opened.loaded, opened.off
 
 
-def _measured(judged: JudgedCall, ran: CallTensors | None, reason: str) -> JudgedCall:
-    """Return the judged call with the statistics of its run, or with the reason why it has none."""
-    call = None if ran is None else ran.call
-    if ran is None or call is None or call.stats is None:
-        reason = reason if ran is None or call is None else ran.missing or call.stats_reason or reason
-        return replace(judged, call=replace(judged.call, stats_reason=reason))
-    figures = {name: getattr(call, name) for name in ("stats", "max_product", "future_weight")}
-    return replace(judged, call=replace(judged.call, stats_reason=None, **figures))
+def _without_figures(run: ModelRun, reason: str) -> ModelRun:
+    """Return the reading of a graph with the reason why the figures of its run are not believed."""
+    calls = tuple(replace(judged, call=replace(judged.call, stats_reason=reason)) for judged in run.calls)
+    return replace(run, mode="dynamic", calls=calls)

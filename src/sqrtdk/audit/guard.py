@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from sqrtdk.audit.configs import field, own_fields, present
 from sqrtdk.errors import ModelError, UnsupportedError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.models.extras import quiet_transformers
+from sqrtdk.tracing.tape.stance import fast_path_off
 
 _INTERNAL = "_attn_implementation_internal"
 _BACKBONE = "backbone_config"  # a separate convolutional model, which has no attention to choose
@@ -41,6 +42,19 @@ def random_state(model: nn.Module) -> Iterator[None]:
 def eval_mode(model: nn.Module) -> AbstractContextManager[None]:
     """Put a model and its submodules in evaluation mode within the block; restore each one's mode afterwards."""
     return training_of(model, lambda _: False)
+
+
+@contextmanager
+def evaluated(model: nn.Module, attn: str | None) -> Iterator[None]:
+    """Run the model in evaluation mode, without fast paths; mode, implementation and random numbers come back.
+
+    Args:
+        model: The model.
+        attn: The attention implementation to switch to; None leaves the model's own.
+    """
+    chosen = nullcontext() if attn is None else implementation(model, attn)
+    with random_state(model), eval_mode(model), chosen, fast_path_off():
+        yield
 
 
 @contextmanager
@@ -97,6 +111,11 @@ def _parts(model: nn.Module) -> list[Any]:
 def offers_choice(model: nn.Module) -> bool:
     """Return whether this is a transformers model that lets its attention be chosen."""
     return present(model, "set_attn_implementation") and bool(_parts(model))
+
+
+def fixed_when_built(model: nn.Module) -> bool:
+    """Return whether this is a model of a transformers that chooses the attention only while it builds one (4.48)."""
+    return bool(_parts(model)) and not present(model, "set_attn_implementation")
 
 
 def current(model: nn.Module) -> str | None:

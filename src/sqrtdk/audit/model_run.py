@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk._progress import report_progress
+from sqrtdk._wrappers import named_buffers, named_parameters
 from sqrtdk.audit.attributes import Key
 from sqrtdk.audit.context import Context, Rerun, TokenMasks, tokens_of
 from sqrtdk.audit.first_tokens import first_inputs, same_keys
@@ -28,6 +29,7 @@ from sqrtdk.audit.own_module import refuse_empty
 from sqrtdk.audit.proportional import watch_base_lengths
 from sqrtdk.audit.records import (
     UNMEASURED,
+    AttentionSplit,
     Finding,
     JudgedCall,
     LawAnswer,
@@ -53,7 +55,7 @@ from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.run import call as forward
 from sqrtdk.modules.structures import tensors_of, walk
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.records import NotAttention, NotMeasured
+from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
 from sqrtdk.tracing.tape.nonfinite import Origin, TensorOwner, find_origin
 
 
@@ -76,11 +78,35 @@ class ModelRun:
     returned: Any = dataclasses.field(default=None, repr=False, compare=False)  # what holds them
     seconds: float = dataclasses.field(default=0.0, repr=False, compare=False)  # of its forward, under the trace
     ranks: int = 1  # ranks that run the model together: its forward has collectives
+    splits: tuple[AttentionSplit, ...] = ()  # how each call is split, if they were put together with other ranks'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WholeCalls:
+    """The attentions of this rank, each as one of all its ranks.
+
+    Attributes:
+        calls: The records, in the order in which they ran here.
+        splits: How each of them is split, in the same order.
+        not_measured: What could not be put together.
+        in_blocks: Sites whose rows meet several blocks of keys. The weights of the blocks, e^(lse_b - lse), are a
+            softmax of sums of q . k that may be an attention to the trace, and is none.
+    """
+
+    calls: tuple[AttentionCall, ...]
+    splits: tuple[AttentionSplit, ...]
+    not_measured: tuple[NotMeasured, ...]
+    in_blocks: frozenset[str] = frozenset()
+
+
+# Puts the attentions of a trace together with those of other ranks, from the inputs of this one; None leaves them.
+Whole = Callable[[Trace, Inputs], WholeCalls | None]
 
 
 def run_model(
-    loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: bool = False, silent: bool = False
-) -> ModelRun:
+    loaded: LoadedModel, attn: str, *, seed: int, compare: str, keep: bool = False, silent: bool = False,
+    whole: Whole | None = None,
+) -> ModelRun:  # fmt: skip
     """Run a model under a trace, judge its attention calls and apply the rules.
 
     Args:
@@ -90,6 +116,7 @@ def run_model(
         compare: When to run eager against sdpa: "auto", "always" or "never", see `Context`.
         keep: Whether to keep the model's floating-point outputs in the result.
         silent: Whether a run without attention is a result, not an error: graphs of embeddings and vocoders have none.
+        whole: Puts the attentions together with those of other ranks, before they are judged; None: there are none.
 
     Raises:
         ModelError: The forward raises, no attention runs in it, or the inputs have no row or no token.
@@ -107,8 +134,15 @@ def run_model(
         report_progress(Message("progress.running"))
         start = time.monotonic()
         with watch_norms(module) as ran, watch_base_lengths(module) as bases, watch_modules() as called:
-            traced, output = _traced(loaded, seed, stats=not static, tokens=tokens)
+            keeps = whole is not None and not static
+            traced, output = _traced(loaded, seed, stats=not static, tokens=tokens, keep=keeps)
         seconds = time.monotonic() - start
+        joined = whole(traced, loaded.inputs) if whole is not None and keeps else None
+        if joined is not None:
+            traced.calls = joined.calls
+            traced.not_attention = tuple(
+                entry for entry in traced.not_attention if not (entry.doubtful and entry.site in joined.in_blocks)
+            )
         if not silent:
             _refuse_silence(loaded, traced)
         spoiled, infinite = _spoiled(output)
@@ -149,6 +183,7 @@ def run_model(
         *lost,
         *(entry for entry in idle_or_doubtful if entry.code == "idle"),
         *(entry for entry in entries if isinstance(entry, NotMeasured)),
+        *(joined.not_measured if joined is not None else ()),
     )
     lines = read_lines(loaded.home)
     judged_calls = tuple(
@@ -170,6 +205,7 @@ def run_model(
         returned=output if outputs else None,
         seconds=seconds,
         ranks=traced.ranks,
+        splits=joined.splits if joined is not None else (),
     )
 
 
@@ -209,9 +245,9 @@ def with_laws(run: ModelRun, answers: tuple[LawAnswer, ...]) -> ModelRun:
     return dataclasses.replace(run, laws=answers, findings=findings, calls=calls, outputs={}, returned=None)
 
 
-def _traced(loaded: LoadedModel, seed: int, *, stats: bool, tokens: TokenMasks) -> tuple[Trace, Any]:
+def _traced(loaded: LoadedModel, seed: int, *, stats: bool, tokens: TokenMasks, keep: bool) -> tuple[Trace, Any]:
     torch.manual_seed(seed)
-    with Trace(loaded.module, stats=stats, tokens=tokens.of, values=loaded.masks) as run:
+    with Trace(loaded.module, stats=stats, tokens=tokens.of, values=loaded.masks, keep=keep) as run:
         try:
             output = forward(loaded.module, loaded.inputs)
         except ModelError:
@@ -229,8 +265,8 @@ def _origin(loaded: LoadedModel, seed: int) -> Origin | None:
     entering = copied(loaded.inputs)
     inputs = entering.items() if isinstance(entering, dict) else enumerate(entering)
     held = {TensorOwner("input", str(name)): value for name, value in inputs if isinstance(value, Tensor)}
-    held |= {TensorOwner("buffer", name): buffer for name, buffer in loaded.module.named_buffers()}
-    held |= {TensorOwner("parameter", name): parameter for name, parameter in loaded.module.named_parameters()}
+    held |= {TensorOwner("buffer", name): buffer for name, buffer in named_buffers(loaded.module)}
+    held |= {TensorOwner("parameter", name): parameter for name, parameter in named_parameters(loaded.module)}
 
     def run() -> list[Tensor]:
         torch.manual_seed(seed)

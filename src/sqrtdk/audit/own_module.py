@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._wrappers import named_buffers, named_modules, unwrapped
 from sqrtdk.audit.configs import field, own_fields
 from sqrtdk.audit.guard import current, offers_choice, random_state, refusal
 from sqrtdk.errors import INTERRUPTS, InvalidTypeError, InvalidValueError, ModelError, kind_and_text
@@ -86,7 +87,7 @@ def _to_meta(model: nn.Module) -> nn.Module:
 
     0-d floating-point buffers keep their value, because a scale may be stored in one: `register_buffer("scale", ...)`.
     """
-    scripted = [path or "the model" for path, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
+    scripted = [path or "the model" for path, m in named_modules(model) if isinstance(m, torch.jit.ScriptModule)]
     if scripted:
         raise ModelError(
             f"{type(model).__name__} can't be copied to the meta device: {scripted[0]} is TorchScript",
@@ -132,9 +133,9 @@ def _masks(model: nn.Module) -> dict[str, Tensor]:
             return False
         return value.dtype is torch.bool or bool(((value == 0) | (value == 1) | (value <= _HIDES)).all())
 
-    named = [(path, own_fields(module)) for path, module in model.named_modules()]
+    named = [(path, own_fields(module)) for path, module in named_modules(model)]
     tensors = {f"{path}.{name}".lstrip("."): x for path, values in named for name, x in values.items()}
-    return {name: value for name, value in {**tensors, **dict(model.named_buffers())}.items() if is_mask(value)}
+    return {name: value for name, value in {**tensors, **dict(named_buffers(model))}.items() if is_mask(value)}
 
 
 def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -> LoadedModel:
@@ -155,6 +156,7 @@ def from_module(model: nn.Module, inputs: Inputs | None, options: LoadOptions) -
         )
     notes: tuple[str, ...] = ()
     refuse_odd(model)
+    model = unwrapped(model)
     made = inputs
     if made is None:
         with random_state(model), on_cpu_by_default():

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sqrtdk._wrappers import named_modules, submodule
 from sqrtdk.audit.configs import as_number, field, number_at, own_fields
 from sqrtdk.audit.mistakes import MISTAKES
 from sqrtdk.audit.tolerance import are_close, inverse_root, is_close, scales_of
@@ -44,7 +45,7 @@ def watch_base_lengths(model: nn.Module) -> Iterator[dict[str, Arguments]]:
     """
     modules = {
         path: module
-        for path, module in model.named_modules(remove_duplicate=False)
+        for path, module in named_modules(model, remove_duplicate=False)
         if not isinstance(module, torch.jit.ScriptModule) and not _named_arguments(module).isdisjoint(BASE_LENGTHS)
     }
     passed: dict[str, dict[str, tuple[float, ...]]] = {path: {} for path in modules}
@@ -58,7 +59,7 @@ def watch_base_lengths(model: nn.Module) -> Iterator[dict[str, Arguments]]:
     finally:
         for path, bases in passed.items():
             # A processor's argument that no call of the module shows: its base may stand in the scale (`by_scale`).
-            takes = forward_arguments(model.get_submodule(path))
+            takes = forward_arguments(submodule(model, path))
             for name in [name for name in bases if name not in takes and set(bases[name]) == {NO_BASE}]:
                 del bases[name]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from sqrtdk._shown import Saved, Shown
+from sqrtdk._shown import Drawn, Saved, Shown
 from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.messages import Message
 from sqrtdk.tracing.records import AttentionCall, NotAttention, NotMeasured
@@ -79,7 +79,7 @@ class LawAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedCall(Shown):
+class JudgedCall(Drawn, Shown):
     """An attention call with the verdict on its scale; `call` is what the trace recorded."""
 
     call: AttentionCall
@@ -142,7 +142,42 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckReport(Saved, Shown):
+class AttentionSplit:
+    """How one attention is split over ranks.
+
+    Attributes:
+        site: Module path.
+        index: 0-based index among the attentions at this site.
+        ranks: The ranks that have a part of it.
+        ways: "rows", "heads", "batch", "same", "unlike", "lengths"; () if one rank has all of it.
+        order: Order of the tokens: "given" by the inputs, "plain", "zigzag", "striped", "unknown"; "" if each rank has
+            all tokens.
+    """
+
+    site: str
+    index: int
+    ranks: tuple[int, ...]
+    ways: tuple[str, ...]
+    order: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RanksOfReport:
+    """The ranks of a report, where several run one model.
+
+    Attributes:
+        count: Number of ranks.
+        attentions: How each attention is split, in the order of `calls`.
+        findings: The ranks that have each finding, in the order of `findings`.
+    """
+
+    count: int
+    attentions: tuple[AttentionSplit, ...]
+    findings: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport(Drawn, Saved, Shown):
     """A whole audit; `sqrtdk.report` draws it for `to_json`, `save` and a notebook."""
 
     model: ModelInfo
@@ -161,6 +196,7 @@ class CheckReport(Saved, Shown):
     kv_bytes_per_token: int | None = None  # of the KV cache, in the dtype that ran; None: no row is kept for later ones
     kv_cache: CacheForecast | None = None  # forecast of a cache in fewer bits, if asked for
     kv_formats: tuple[CacheForecast, ...] = ()  # forecasts of all formats, to choose one
+    ranks: RanksOfReport | None = None  # None: one process ran the model
 
     def __repr__(self) -> str:
         verdicts = Counter(judged.verdict for judged in self.calls)
@@ -207,6 +243,11 @@ class CheckReport(Saved, Shown):
         if self.worst == "warn":
             return "warnings"
         return "passed" if all(judged.health != UNMEASURED for judged in self.calls) else "scales"
+
+    @property
+    def ok(self) -> bool:
+        """Whether all was judged and nothing fails: the outcome is "passed", "scales" or "warnings"."""
+        return self.outcome in ("passed", "scales", "warnings")
 
     def repeated(self, entry: NotAttention | NotMeasured) -> bool:
         """Return whether a finding at the same module already contains the reason of an entry.

@@ -88,7 +88,8 @@ def field_lines(text: str) -> dict[KeyPath, int]:
             keys.pop()
         elif token == ":" and last is not None:
             key = json.loads(last)
-            lines[(*keys[1:], key)] = line  # of a duplicate name the last counts
+            path = (*keys[1:], key)
+            lines[path] = line  # of a duplicate name the last counts
         last = token if token.startswith('"') else last if token == "\n" else None
     return lines
 

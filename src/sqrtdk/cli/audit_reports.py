@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,7 +80,10 @@ Reports = Annotated[
 ]  # fmt: skip
 
 
-def show(report: CheckReport, wanted: AuditReports, lang: Choice, comparison: BaselineComparison | None = None) -> int:
+def show(
+    report: CheckReport, wanted: AuditReports, lang: Choice, comparison: BaselineComparison | None = None,
+    reasons: bool = False,
+) -> int:  # fmt: skip
     """Write the documents, print the report or what it is held against, and return the exit code.
 
     Args:
@@ -89,9 +92,9 @@ def show(report: CheckReport, wanted: AuditReports, lang: Choice, comparison: Ba
         lang: `--lang`.
         comparison: of the report with a baseline. It is shown instead of the report, which SARIF still is of: all
             findings, those too that the baseline knows.
+        reasons: whether the report says why each law that was not asked was not.
     """
-    from sqrtdk import _files
-    from sqrtdk.cli.output import colors, print_text, say_written, width, write_stderr
+    from sqrtdk.cli.output import colors, print_text, width, write_stderr
     from sqrtdk.report.check import baseline, json, markdown, terminal
     from sqrtdk.report.check.html import to_html
     from sqrtdk.report.check.junit import to_junit
@@ -99,31 +102,48 @@ def show(report: CheckReport, wanted: AuditReports, lang: Choice, comparison: Ba
 
     language = options.language_of_choice(lang)
 
-    def as_json() -> str:
-        return json.to_json(report) if comparison is None else baseline.to_json(comparison)
-
     def as_comment() -> str:
         if comparison is None:
             return markdown.to_markdown(report, language)
         return baseline.baseline_markdown(comparison, language)
 
-    documents: tuple[tuple[Path | None, Callable[[], str], str], ...] = (
-        (wanted.output, as_json, "JSON"),
-        (wanted.html, lambda: to_html(report, lang), "HTML"),
-        (wanted.sarif, lambda: to_sarif(report), "SARIF"),
-        (wanted.junit, lambda: to_junit(report), "JUnit XML"),
-        (wanted.comment, as_comment, "Markdown"),
-    )
-    drawn = [(path, draw(), kind) for path, draw, kind in documents if path is not None]
-    for path, document, kind in drawn:  # nothing is written before all is drawn
-        _files.write_text(path, document, wanted.force)
-        say_written(kind, path)
-    if (wanted.json_ and wanted.output is None) or wanted.markdown == options.STDOUT:
-        print_text(as_comment() if wanted.markdown == options.STDOUT else as_json())
+    documents = {
+        "JSON": lambda: json.to_json(report) if comparison is None else baseline.to_json(comparison),
+        "HTML": lambda: to_html(report, lang),
+        "SARIF": lambda: to_sarif(report),
+        "JUnit XML": lambda: to_junit(report),
+        "Markdown": as_comment,
+    }
+    on_stdout = written(wanted, documents)
+    if on_stdout is not None:
+        print_text(on_stdout)
         line = terminal.summary_line(report, language)
         write_stderr(line if comparison is None else baseline.baseline_summary_line(comparison, language))
     elif comparison is None:
-        print_text(terminal.to_text(report, width=width(), color=colors(), language=language))
+        print_text(terminal.to_text(report, width=width(), color=colors(), language=language, reasons=reasons))
     else:
         print_text(baseline.to_text(comparison, width=width(), color=colors(), language=language))
     return report.exit_code if comparison is None else comparison.exit_code
+
+
+def written(wanted: AuditReports, documents: Mapping[str, Callable[[], str]]) -> str | None:
+    """Write the documents that are wanted as files, and return the one for stdout; None if there is none.
+
+    Args:
+        wanted: the documents.
+        documents: kind of a document -> a function that draws it.
+    """
+    from sqrtdk import _files
+    from sqrtdk.cli.output import say_written
+
+    files = {
+        "JSON": wanted.output, "HTML": wanted.html, "SARIF": wanted.sarif, "JUnit XML": wanted.junit,
+        "Markdown": wanted.comment,
+    }  # fmt: skip
+    drawn = [(path, documents[kind](), kind) for kind, path in files.items() if path is not None]
+    for path, document, kind in drawn:  # nothing is written before all is drawn
+        _files.write_text(path, document, wanted.force)
+        say_written(kind, path)
+    if wanted.markdown == options.STDOUT:
+        return documents["Markdown"]()
+    return documents["JSON"]() if wanted.json_ and wanted.output is None else None

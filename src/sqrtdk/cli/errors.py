@@ -34,7 +34,6 @@ NEW_SPELLINGS: Mapping[str, str] = {  # removed verbs and options, as they were 
     "configs": "sqrtdk check --static FILE...",
     "watch report": "sqrtdk watch show RUN --html FILE",
     "check --like": "sqrtdk diff MODEL GRAPH",
-    "check --run": "sqrtdk check GRAPH --input FILE.safetensors",
     "check --kv-dtype": "sqrtdk kv MODEL --cache-dtype FORMAT",
     "check --kv-scale": "sqrtdk kv MODEL --cache-dtype FORMAT --cache-scale GRAIN",
     "check --kv-rows": "sqrtdk kv MODEL --rows N",
@@ -105,6 +104,25 @@ def fail(error: BaseException, show_traceback: bool = False) -> None:
         write_stderr(text_of(error))
         return
     show_traceback = show_traceback or os.environ.get("SQRTDK_TRACEBACK", "") not in ("", "0")
+    message, hint = words_of(error, show_traceback)
+    if show_traceback:
+        write_stderr("".join(traceback.format_exception(error)).rstrip())
+    language = spoken()
+    lines = [plain(line) for line in said(message, language).strip().split("\n")] or [type(error).__name__]
+    if len(lines) > _MOST_ERROR_LINES:
+        lines = [*lines[:_MOST_ERROR_LINES], "..."]
+    write_stderr(word("errors.frame.error", language) + "\n  ".join(lines))
+    if hint:
+        write_stderr(word("errors.frame.hint", language) + "\n  ".join(map(plain, said(hint, language).split("\n"))))
+
+
+def words_of(error: BaseException, show_traceback: bool = False) -> tuple[str, str]:
+    """Return the message of an error, and the hint on what to do about it.
+
+    Args:
+        error: the exception that was raised.
+        show_traceback: whether the traceback is printed too.
+    """
     message: str
     hint: str
     if hasattr(error, "format_message"):  # a ClickException; typer has classes of that name in several modules
@@ -120,15 +138,7 @@ def fail(error: BaseException, show_traceback: bool = False) -> None:
     else:
         message = f"{type(error).__name__}: {text_of(error)}"
         hint = Message("errors.frame.not_ours" if show_traceback else "errors.frame.not_ours_see")
-    if show_traceback:
-        write_stderr("".join(traceback.format_exception(error)).rstrip())
-    language = spoken()
-    lines = [plain(line) for line in said(message, language).strip().split("\n")] or [type(error).__name__]
-    if len(lines) > _MOST_ERROR_LINES:
-        lines = [*lines[:_MOST_ERROR_LINES], "..."]
-    write_stderr(word("errors.frame.error", language) + "\n  ".join(lines))
-    if hint:
-        write_stderr(word("errors.frame.hint", language) + "\n  ".join(map(plain, said(hint, language).split("\n"))))
+    return message, hint
 
 
 def _in_our_words(refusal: str) -> str:

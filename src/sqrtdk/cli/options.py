@@ -77,6 +77,10 @@ LOADING: Mapping[str, Any] = {  # field of LoadOptions -> its option, in the ord
             show_default="cli.defaults.nowhere",
         ),
     ],
+    "base": Annotated[
+        Path | None,
+        typer.Option("--base", metavar="DIR", help="cli.options.base", show_default="cli.defaults.base"),
+    ],
 }
 
 

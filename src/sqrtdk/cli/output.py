@@ -56,11 +56,14 @@ class _OwnDescriptor:
         if (status.st_dev, status.st_ino) != self.place:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         rest = memoryview(text.encode(self.encoding, "backslashreplace"))
-        while rest:
-            try:
-                rest = rest[os.write(self.number, rest) :]
-            except BlockingIOError:  # a full pipe: wait until it takes more
-                select.select([], [self.number], [])
+        # a raw stream, as Windows takes UTF-8 for a console from it, and from os.write its code page
+        with open(self.number, "wb", buffering=0, closefd=False) as raw:
+            while rest:
+                written = raw.write(rest)
+                if written is None:  # a full pipe: wait until it takes more
+                    select.select([], [self.number], [])
+                else:
+                    rest = rest[written:]
         if stat.S_ISREG(status.st_mode):
             try:
                 os.fsync(self.number)  # some file systems report a full disk only here

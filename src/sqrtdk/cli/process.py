@@ -8,10 +8,14 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from sqrtdk.cli.output import end_stdout, show_cursor
+
+if TYPE_CHECKING:
+    from sqrtdk.ranks.group import RankGroup
 
 EXIT_FAILED = 2  # usage, configuration or input/output error
 INTERRUPTED = 130
@@ -40,6 +44,44 @@ class _Interrupts:
 
 
 _interrupts = _Interrupts()
+
+
+@contextlib.contextmanager
+def ranks_started() -> Iterator[RankGroup | None]:
+    """Join the ranks that torchrun started, or yield None in a process that is alone.
+
+    An error within the block reaches all ranks.
+    """
+    if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "") in ("", "1"):
+        yield None
+        return
+    from sqrtdk.ranks.group import started
+
+    with started() as ranks:
+        if ranks is None:
+            yield None
+            return
+        ranks.together = True
+        with ranks.shared_errors():
+            yield ranks
+
+
+def said_once(ranks: RankGroup | None, say: Callable[[], int]) -> int:
+    """Print or write something on the first rank alone, and return its exit code on all.
+
+    Args:
+        ranks: The ranks; None: this process is alone.
+        say: Function that prints or writes, and returns the exit code.
+    """
+
+    def said() -> int:
+        code = say()
+        # torchrun ends all ranks once one has ended with findings: the report would stay in the buffer.
+        with contextlib.suppress(OSError, ValueError):  # a closed stdout, which `end_stdout` deals with
+            sys.stdout.flush()
+        return code
+
+    return say() if ranks is None else ranks.first_says(said)
 
 
 def handle_interrupts() -> None:

@@ -26,11 +26,13 @@ EXAMPLES: dict[str, dict[str, str]] = {
         "sqrtdk check ./my-model --html report.html": "",
         "sqrtdk check --static models/*/config.json": "cli.examples.static",
         "sqrtdk check ./my-model --baseline attention.json": "cli.examples.baseline",
+        "sqrtdk check http://127.0.0.1:8000/v1": "",
     },
     "diff": {
         "sqrtdk diff demo demo:unscaled": "",
         "sqrtdk diff ./original ./port --html diff.html": "",
         "sqrtdk diff org/model org/model --a attn=eager --b attn=sdpa": "",
+        "sqrtdk diff ./my-model http://127.0.0.1:8000/v1": "",
     },
     "kv": {
         "sqrtdk kv demo": "cli.examples.formats",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,20 @@ from typing import Any
 import torch
 
 from sqrtdk._environment import environment
+from sqrtdk._guesses import with_leads
 from sqrtdk._progress import progress_shown, report_progress
 from sqrtdk.audit.own_module import as_inputs
 from sqrtdk.compare.align import Alignment, align, cut_alike, name_of, read_map
+from sqrtdk.compare.backward.words import with_gradients
 from sqrtdk.compare.causes import CAUSES
+from sqrtdk.compare.fixes import worded, written_as
 from sqrtdk.compare.infer.evidence import SEARCH_NUMBERS, SearchWork
 from sqrtdk.compare.inside.explain import first_stage, share_gone
 from sqrtdk.compare.inside.pair import JudgedPair, first_difference, judge_pair
 from sqrtdk.compare.inside.picked import with_picked_masks
 from sqrtdk.compare.inside.stages import ordered, picture_of, scatter_of, with_cut_off, with_lines
 from sqrtdk.compare.inside.suspect import Sides
-from sqrtdk.compare.opening import (
-    as_computed,
-    cut_sites,
-    first_nan,
-    notes_of_sides,
-    open_sides,
-    refuse_nan,
-    refuse_strangers,
-    refuse_unlike,
-)
+from sqrtdk.compare.opening import as_computed, notes_of_sides, open_sides, unpaired_of, unread_by_both, with_bases
 from sqrtdk.compare.outside.chain import first_module_apart, follow_differences
 from sqrtdk.compare.outside.gaps import judged_as_they_leave
 from sqrtdk.compare.outside.holders import held_weights
@@ -43,7 +37,9 @@ from sqrtdk.compare.outside.outputs import (
     unwritten,
 )
 from sqrtdk.compare.paragraphs import paragraphs
-from sqrtdk.compare.records import DIFF_FAIL_ON, UNKNOWN_CAUSE, DiffReport, PairDiff, Unpaired, stage_word
+from sqrtdk.compare.rank_rows import notes_of_ranks
+from sqrtdk.compare.records import DIFF_FAIL_ON, UNKNOWN_CAUSE, DiffReport, PairDiff, stage_word
+from sqrtdk.compare.refusals import cut_sites, first_nan, refuse_nan, refuse_strangers, refuse_unlike
 from sqrtdk.compare.rounding.tensors import (
     UNMEASURED_ROUNDINGS,
     Entering,
@@ -52,6 +48,9 @@ from sqrtdk.compare.rounding.tensors import (
     rows_left_out,
 )
 from sqrtdk.compare.sides import ModelSide, ModelSource, options_of_sides
+from sqrtdk.compare.weights.changes import HeldWeights
+from sqrtdk.compare.weights.known_words import known_sentences
+from sqrtdk.compare.weights.words import hold_weights, weight_sentences, weights_report
 from sqrtdk.compare.words import is_reached, one_paragraph
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
@@ -62,6 +61,7 @@ from sqrtdk.models.unchanged import unchanged
 from sqrtdk.tracing.tensors import CallTensors
 
 
+@with_leads
 def diff(
     a: ModelSource,
     b: ModelSource,
@@ -87,7 +87,9 @@ def diff(
     seq_len: int | None = None,
     seed: int = 0,
     trust_remote_code: bool = False,
+    base: str | Path | None = None,
     kv_scale: float | None = None,
+    backward: bool = False,
     fail_on: str = "different",
     command: str = "",
 ) -> DiffReport:
@@ -123,8 +125,11 @@ def diff(
         seq_len: Tokens in each row of generated inputs.
         seed: Seed for weights, inputs and the runs.
         trust_remote_code: Let a model's own Python files run.
+        base: Base model of a side that is an adapter's directory; None takes the directory that the adapter names, its
+            neighbour of that name, or the other side.
         kv_scale: The fixed scale of a side's quantised cache of k and v, such as 1 in an engine without calibrated
             scales. None tries 1 and the scales that follow from the numbers.
+        backward: Whether to compare the gradients too.
         fail_on: When `exit_code` is 1: "different"; "unmeasured", also if something could not be judged; "never".
         command: The user's command line, for the report.
 
@@ -142,7 +147,7 @@ def diff(
     """
     both = LoadOptions(
         attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device, dtype=dtype,
-        seed=seed, revision=revision, trust_remote_code=trust_remote_code,
+        seed=seed, revision=revision, trust_remote_code=trust_remote_code, base=base,
     )  # fmt: skip
     options_a, options_b = options_of_sides(
         both, attn=(attn_a, attn_b), dtype=(dtype_a, dtype_b), device=(device_a, device_b),
@@ -150,8 +155,8 @@ def diff(
     )  # fmt: skip
     with progress_shown("diff"):
         return diff_with(
-            a, b, inputs, options_a, options_b, inputs_b=inputs_b, mapping=mapping, kv_scale=kv_scale, fail_on=fail_on,
-            command=command,
+            a, b, inputs, options_a, options_b, inputs_b=inputs_b, mapping=mapping, kv_scale=kv_scale,
+            backward=backward, fail_on=fail_on, command=command,
         )  # fmt: skip
 
 
@@ -165,6 +170,7 @@ def diff_with(
     inputs_b: Any = None,
     mapping: Mapping[str, str] | str | Path | None = None,
     kv_scale: float | None = None,
+    backward: bool = False,
     fail_on: str = "different",
     command: str = "",
 ) -> DiffReport:
@@ -176,6 +182,7 @@ def diff_with(
     for options in (options_a, options_b):
         check_seed(options.seed)
         check_sizes(options.rows, options.seq_len)
+    options_a, options_b = with_bases((a, b), (options_a, options_b))
     named = read_map(mapping)
     given = None if inputs is None else as_inputs(inputs)
     given_b = None if inputs_b is None else as_inputs(inputs_b)
@@ -183,8 +190,9 @@ def diff_with(
         side_a, side_b = open_sides(a, b, given, given_b, options_a, options_b, named)
         with on_cpu_by_default():
             report = sides_diff(
-                side_a, side_b, named, seed=options_a.seed, kv_scale=kv_scale, fail_on=fail_on, command=command
-            )
+                side_a, side_b, named, seed=options_a.seed, kv_scale=kv_scale, backward=backward, fail_on=fail_on,
+                command=command,
+            )  # fmt: skip
     stayed = [
         Message("compare.pair.of_side", side=label, reason=note)
         for label, notes in (("A", before_a.stayed), ("B", before_b.stayed))
@@ -201,6 +209,7 @@ def sides_diff(
     *,
     seed: int = 0,
     kv_scale: float | None = None,
+    backward: bool = False,
     fail_on: str = "different",
     command: str = "",
 ) -> DiffReport:
@@ -212,75 +221,62 @@ def sides_diff(
     named, sides = named or {}, (side_a, side_b)
     refuse_nan(*sides)
     alignment = align(side_a.calls, side_b.calls, cut_sites(*sides) | dict(named))
+    held = hold_weights(*sides)
     try:
         refuse_strangers(*sides, alignment, named)
-        pairs, ends = _compared(*sides, alignment, kv_scale)
+        pairs, ends = _compared(*sides, alignment, kv_scale, held)
     except InvalidValueError as error:
         place = first_module_apart(*sides)
         if place is None:
             raise
         hint = one_paragraph([Message("outputs.sentence.first", place=place), error.hint or ""])
         raise InvalidValueError(error.message, hint=hint) from error
+    places = list(zip(alignment.pairs, pairs, strict=True))
     for side in sides:  # module inputs and outputs are large and serve only this pair of sides
         if side.exact is not None and side.exact.listened:
             side.exact = replace(side.exact, steps=(), listened=False)
-    unread = _unread(*sides)
-    pairs = (*pairs, *unread.values())
-    ends = replace(ends, more=(*ends.more, *unwritten(pairs, *sides)))
-    unpaired_a = _unpaired(side_a, alignment.alone_a, "B", unread)
-    unpaired_b = _unpaired(side_b, alignment.alone_b, "A", unread)
+    pairs = (*pairs, *(unread := unread_by_both(*sides)).values())
+    written = written_as(side_b.info.framework, side_b.info.module_class)
+    pairs = tuple(replace(one, causes=tuple(replace(cause, written=written) for cause in one.causes)) for one in pairs)
+    weights = weights_report(held, *sides)
+    of_weights = weight_sentences(weights, " ".join(map(str, ends.more)))
+    ends = replace(ends, more=(*ends.more, *unwritten(pairs, *sides), *of_weights))
+    unpaired_a = unpaired_of(side_a, alignment.alone_a, "B", unread)
+    unpaired_b = unpaired_of(side_b, alignment.alone_b, "A", unread)
     infos = side_a.info, side_b.info
-    return DiffReport(
+    report = DiffReport(
         *infos,
         pairs=pairs,
         unpaired_a=unpaired_a,
         unpaired_b=unpaired_b,
-        paragraphs=paragraphs(pairs, unpaired_a, unpaired_b, *infos, of_outputs(pairs, ends)),
+        paragraphs=(
+            *known_sentences(side_a.known),
+            *paragraphs(pairs, unpaired_a, unpaired_b, *infos, of_outputs(pairs, ends)),
+        ),
         forwards=(side_a.forwards, side_b.forwards),
         seed=seed,
         command=command,
-        environment=environment() | {"notes": [*notes_of_sides(*sides), *ends.notes]},
+        environment=environment() | {"notes": [*notes_of_sides(*sides), *ends.notes, *notes_of_ranks(*sides, places)]},
         fail_on=fail_on,
         outputs=ends.outputs,
         first_module=ends.chain.entries[0].module if ends.chain.entries else None,
         outputs_from=since_of(ends.chain),
         outputs_follow=ends.follow,
         outputs_missing=ends.missing,
-        module_causes=ends.causes,
+        module_causes=tuple(
+            replace(cause, fix=worded(cause.fix, cause.name, written)) if isinstance(cause.fix, Message) else cause
+            for cause in ends.causes
+        ),
+        weights=weights,
     )
-
-
-def _unread(a: ModelSide, b: ModelSide) -> dict[str, PairDiff]:
-    """Return attentions that neither side could read, at one site and for one reason; their behaviour is unknown."""
-    seen = {(entry.site, entry.reason): entry for entry in a.missed}
-    both = [entry for entry in b.missed if (entry.site, entry.reason) in seen]
-    return {
-        entry.site: PairDiff(
-            entry.site, entry.site, entry.index, entry.index, None, None, None, (), None, None,
-            formula_a=seen[entry.site, entry.reason].formula, formula_b=entry.formula,
-            reason=Message("compare.pair.unread", reason=entry.reason),
-        )
-        for entry in both
-    }  # fmt: skip
-
-
-def _unpaired(
-    side: ModelSide, places: Sequence[int], other: str, unread: Mapping[str, PairDiff]
-) -> tuple[Unpaired, ...]:
-    calls = [side.calls[place] for place in places]
-    formulas = [None if call.call is None else call.call.formula for call in calls]
-    alone = [
-        Unpaired(call.site, call.index, formula, Message("compare.pair.alone", side=other))
-        for call, formula in zip(calls, formulas, strict=True)
-    ]
-    return (*alone, *(entry for entry in side.missed if entry.site not in unread))
+    return with_gradients(report, side_a, side_b) if backward else report
 
 
 # -- the pairs ---------------------------------------------------------------------------------------------------------
 
 
 def _compared(
-    a: ModelSide, b: ModelSide, alignment: Alignment, kv_scale: float | None
+    a: ModelSide, b: ModelSide, alignment: Alignment, kv_scale: float | None, held: HeldWeights | None
 ) -> tuple[tuple[PairDiff, ...], OutputComparison]:
     """Return every pair judged, and the outputs; each pair has a difference of its own or follows from another."""
     cuts = [side.cuts or (None,) * len(side.calls) for side in (a, b)]
@@ -316,7 +312,7 @@ def _compared(
     if not differ and not other_shapes and not any(is_reached(pair) for pair in pairs):
         return tuple(pairs), ends
     ends = replace(ends, more=tuple(held_weights(a, pairs, [own.sides for own in judged])))
-    chain = follow_differences(a, b, pairs, blind, max(differ, default=0.0))
+    chain = follow_differences(a, b, pairs, blind, max(differ, default=0.0), held)
     if chain.entries and not chain.beside:
         where = chain.entries[0].where
         pairs = [_placed(pair, comes, where) for pair, comes in zip(pairs, entering, strict=True)]

@@ -5,7 +5,7 @@ A fix is found by the name of the cause and its codes, most particular first ("p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sqrtdk.compare.inside.suspect import NO_VALUE
@@ -51,20 +51,40 @@ def fix_of(cause: Cause) -> Message | None:
     for key in _keys(cause):
         key = _SAME_FIX.get(key, key)
         if key in known and (names := placeholders(catalogue_text(f"fixes.{key}").en)) <= values.keys():
-            return Message(f"fixes.{key}", **{name: values[name] for name in sorted(names)})
+            fix = Message(f"fixes.{key}", **{name: values[name] for name in sorted(names)})
+            return worded(fix, cause.name, cause.written, values)
     return None
 
 
-def fixes_of(causes: Iterable[Cause]) -> dict[Message, Cause]:
-    """Return the different fixes of some causes, each with the first cause that it is for, in the order of the causes.
+def worded(fix: Message, name: str, written: str, values: Mapping[str, Any] | None = None) -> Message:
+    """Return the sentence that names the keys of what B is, if the catalogue has one; else the fix itself.
 
-    Causes without a fix are left out.
+    Args:
+        fix: a fix of the catalogue, "fixes.rope_base.set".
+        name: name of the cause.
+        written: what B is, as `Cause.written` has it: "gguf llama" gives "fixes.rope_base.set_gguf".
+        values: what the sentence may name; None for the values of the fix.
     """
-    found: dict[Message, Cause] = {}
-    for cause in causes:
-        if (fix := fix_of(cause)) is not None:
-            found.setdefault(fix, cause)
-    return found
+    kind, _, architecture = written.partition(" ")
+    key = f"{name}.{fix.id.rpartition('.')[2]}_{kind}"
+    values = {**(fix.values if values is None else values), "arch": architecture}
+    if key not in topic("fixes") or not (names := placeholders(catalogue_text(f"fixes.{key}").en)) <= values.keys():
+        return fix
+    return Message(f"fixes.{key}", **{name: values[name] for name in sorted(names)})
+
+
+def written_as(framework: str, architecture: str) -> str:
+    """Return what a side is: "gguf" with the architecture of the file, "port", or "" for a module of torch.
+
+    Args:
+        framework: `SideInfo.framework`.
+        architecture: `SideInfo.module_class`, which is the architecture of a file.
+
+    Example:
+        >>> written_as("JAX 0.10.2", "model"), written_as("llama-cpp-python 0.3.36", "llama"), written_as("", "GPT")
+        ('port', 'gguf llama', '')
+    """
+    return "" if not framework else "port" if framework.startswith(("JAX", "MLX")) else f"gguf {architecture}"
 
 
 def _keys(cause: Cause) -> Iterator[str]:
@@ -84,6 +104,8 @@ def _values(cause: Cause) -> dict[str, Any]:
             values |= text.values
     if isinstance(cause.a, float | int):
         values["diagonal"] = f"{-cause.a:g}"
+        if isinstance(cause.b, float | int) and cause.b:
+            values["ratio"] = f"{cause.a / cause.b:.6g}"
     if cause.a in _NORMS:
         values["module"] = _NORMS[cause.a]
     return values

@@ -1,11 +1,8 @@
-"""Runs both sides on the same inputs: given ones, those of a trace file, or generated ones.
-
-Sides that have run are refused if only one has NaN, or if they are not one model.
-"""
+"""Runs both sides on the same inputs: given ones, those of a trace file, or generated ones."""
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,22 +12,27 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk._progress import report_progress
-from sqrtdk._sites import ROOT_NAME
-from sqrtdk.compare.align import Alignment, align, cut_alike, name_of, other_shapes, sizes_of
-from sqrtdk.compare.inside.pair import JudgedPair
+from sqrtdk.compare.inputs import ID_NAMES, named_inputs
+from sqrtdk.compare.records import PairDiff, Unpaired
+from sqrtdk.compare.refusals import refuse_shapes
 from sqrtdk.compare.rounding.precision import dtype_of_values
-from sqrtdk.compare.sides import EXPORTED, ONNX, TRACE, ModelSide, ModelSource, load_side, run_side, side_of_file
+from sqrtdk.compare.rounding.stored import rounded_alike, without_own_rounding
+from sqrtdk.compare.sides import DUMP, EXPORTED, ONNX, TRACE, ModelSide, ModelSource, load_side, run_side, side_of_file
+from sqrtdk.compare.weights.known import with_known_changes
+from sqrtdk.compare.weights.records import KnownChanges
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
+from sqrtdk.frontends.module import ForeignModule
 from sqrtdk.graphs.inputs import fixed_sizes, usual_inputs
 from sqrtdk.messages import Message
+from sqrtdk.models.adapters import base_of, is_adapter
 from sqrtdk.models.demo import DemoModel
+from sqrtdk.models.ggml import dump_ids
 from sqrtdk.models.input_file import read_inputs
 from sqrtdk.models.makers import vocabulary
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
-from sqrtdk.tracing.tensors import CallTensors
 
-_ID_INPUTS = ("input_ids", "decoder_input_ids")
+_ID_INPUTS = (*ID_NAMES, "decoder_input_ids")
 Loaded = LoadedModel | Path
 
 
@@ -71,6 +73,8 @@ def open_sides(
         start = next((side.inputs for side in files.values() if side.inputs is not None), None)
     if start is None and options_a.input_file is not None and (_has_suffix(a, ONNX) or _has_suffix(a, EXPORTED)):
         start = dict(read_inputs(options_a.input_file, _AnyNames()))
+    if start is None and inputs_b is None and all(value is None for value in asked):
+        start = next((dump_ids(str(one)) for one in (a, b) if _has_suffix(one, DUMP)), None)
     others = any(_has_suffix(a, suffix) for suffix in (ONNX, EXPORTED, TRACE))
     nothing_asked = start is None and inputs_b is None and all(value is None for value in asked)
     if nothing_asked and _has_suffix(b, EXPORTED) and not others:
@@ -80,19 +84,23 @@ def open_sides(
     if graph is not None and start is None:
         options_a, options_b = (_sized(options, graph) for options in (options_a, options_b))
     report_progress(Message("progress.loading"))
+    known: KnownChanges | None = None
     loaded_a, loaded_b, chosen = _load(a, b, start, inputs_b, options_a, options_b)
     if graph is not None and inputs is None and isinstance(chosen, dict):
         more = usual_inputs(graph, chosen)
         loaded_a, loaded_b = (_with_inputs(loaded, more) for loaded in (loaded_a, loaded_b))
         chosen = {**chosen, **more}
+    if isinstance(loaded_a, LoadedModel) and isinstance(loaded_b, LoadedModel):
+        loaded_a, loaded_b = rounded_alike(without_own_rounding(loaded_a), without_own_rounding(loaded_b))
+        loaded_a, loaded_b, known = with_known_changes(loaded_a, loaded_b)
     if start is None and inputs_b is None:
         own = options_a.text is not None or options_a.input_file is not None
         loaded_a, loaded_b, chosen = _below_both(loaded_a, loaded_b, chosen, made=not own)
     side_a = files.get("A") or _run(loaded_a, "A", chosen, options_a)
     side_b = files.get("B") or _run(loaded_b, "B", inputs_b or chosen, options_b)
     if not files:
-        return side_a, side_b
-    _refuse_shapes(side_a, side_b, mapping)
+        return replace(side_a, known=known), side_b
+    refuse_shapes(side_a, side_b, mapping)
     # Only now are the values of a file read: two files of other shapes may have gigabytes of them.
     given = {"A": (a, side_a, options_a), "B": (b, side_b, options_b)}
     sides = [
@@ -100,6 +108,22 @@ def open_sides(
         for label, (one, side, options) in given.items()
     ]
     return sides[0], sides[1]
+
+
+def with_bases(
+    sides: tuple[ModelSource, ModelSource], options: tuple[LoadOptions, LoadOptions]
+) -> tuple[LoadOptions, LoadOptions]:
+    """Return the options, with the other side as the base of an adapter's directory that finds none by itself."""
+    found = list(options)
+    for at, (own, other) in enumerate((sides, sides[::-1])):
+        if not isinstance(own, (str, Path)) or found[at].base is not None or not is_adapter(own):
+            continue
+        if isinstance(other, (str, Path)) and Path(other).is_dir() and not is_adapter(other):
+            try:
+                base_of(Path(os.path.expanduser(own)))
+            except ModelError:
+                found[at] = replace(found[at], base=other)
+    return found[0], found[1]
 
 
 def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions) -> ModelSide:
@@ -168,7 +192,7 @@ def _load(
         if start is not None:
             raise
         one, lost = None, error
-    chosen = one.inputs if isinstance(one, LoadedModel) else start
+    chosen = named_inputs(one.module, one.inputs) if isinstance(one, LoadedModel) else start
     if chosen is not None or inputs_b is not None:
         if one is None:
             raise lost or AssertionError
@@ -181,7 +205,7 @@ def _load(
         if lost is not None:
             raise lost from None
         raise
-    chosen = other.inputs if isinstance(other, LoadedModel) else None
+    chosen = named_inputs(other.module, other.inputs) if isinstance(other, LoadedModel) else None
     return (load_side(a, "A", chosen, options_a) if one is None else one), other, chosen
 
 
@@ -215,12 +239,17 @@ def _below_both(
     folded = {name: value % size if name in beyond else value for name, value in chosen.items()}
     note = Message("compare.note.vocabulary", size=size, model=label)
 
+    def fold(value: Any) -> Any:
+        is_ids = isinstance(value, Tensor) and any(torch.equal(value.cpu(), chosen[name].cpu()) for name in beyond)
+        return value % size if is_ids else value
+
     def refit(side: Loaded) -> Loaded:
         if not isinstance(side, LoadedModel):
             return side
-        fitted: Inputs = tuple(folded.values())[: len(side.inputs)]
-        if isinstance(side.inputs, dict):
-            fitted = {name: folded.get(name, value) for name, value in side.inputs.items()}
+        named = side.inputs
+        fitted: Inputs = (
+            {name: fold(x) for name, x in named.items()} if isinstance(named, dict) else tuple(map(fold, named))
+        )
         return replace(side, inputs=fitted, notes=(*side.notes, note))
 
     return refit(one), refit(other), folded
@@ -242,124 +271,11 @@ def _vocabulary(loaded: LoadedModel, *, tables: bool) -> int | None:
             return None
     if not tables:
         return None
+    if isinstance(loaded.module, ForeignModule):
+        return max(loaded.module.vocabularies, default=None)
     return max(
         (part.num_embeddings for part in loaded.module.modules() if isinstance(part, nn.Embedding)), default=None
     )
-
-
-# -- what sides that have run are refused for --------------------------------------------------------------------------
-
-
-def refuse_nan(a: ModelSide, b: ModelSide) -> None:
-    """Raise an error if one side alone has NaN: no rounding explains it, and it hides every other difference.
-
-    Raises:
-        InvalidValueError: one side has NaN in q, k, v or an output, and the other has none.
-    """
-    first = [first_nan(side.calls) for side in (a, b)]
-    if (first[0] is None) == (first[1] is None):
-        return
-    label, other = ("A", "B") if first[0] is not None else ("B", "A")
-    call, name, count = first[0] or first[1]  # type: ignore[misc]
-    raise InvalidValueError(
-        f"{label} has NaN, first in the {name} at {name_of(call) or ROOT_NAME} ({count} numbers), and {other} has none",
-        hint=f"Find out what makes NaN in {label} first: `sqrtdk check` names the site and the tensor.",
-    )
-
-
-def first_nan(calls: Sequence[CallTensors]) -> tuple[CallTensors, str, int] | None:
-    """Return the first call with NaN in a compared tensor; None if no call has any.
-
-    Returns:
-        The call; "query", "key", "value" or "output"; the number of NaNs in that tensor.
-    """
-    for call in calls:
-        for name, tensor in (
-            ("query", call.query.values),
-            ("key", call.key.values),
-            ("value", call.value.values),
-            ("output", call.output),
-        ):
-            if tensor.is_floating_point() and not math.isfinite(float(tensor.sum())):  # one pass: a sum shows any NaN
-                count = int(tensor.isnan().sum())
-                if count:
-                    return call, name, count
-    return None
-
-
-def refuse_strangers(a: ModelSide, b: ModelSide, alignment: Alignment, mapping: Mapping[str, str]) -> None:
-    """Raise an error if the calls of two models can't be paired at all, or not completely.
-
-    Args:
-        a: side A.
-        b: side B.
-        alignment: pairs of their calls.
-        mapping: the user's map; with one, the numbers of layers may differ.
-
-    Raises:
-        InvalidValueError: no call of A has a partner in B, the heads have other widths, or the models have different
-            numbers of attentions.
-    """
-    counts = [len(side.calls) for side in (a, b)]
-    if not alignment.pairs:
-        sizes = "batch {}, {} heads, {} rows, {} keys"
-        shapes = [sizes.format(*sizes_of(side.calls[0])) for side in (a, b)]
-        raise InvalidValueError(
-            f"no attention of A belongs to one of B: A's first is {shapes[0]}, B's {shapes[1]}",
-            hint="Give two implementations of one model, and the same inputs; or pair sites with --map FILE.",
-        )
-    widths = [{call.output.shape[-1] for call in side.calls if call.missing is None} for side in (a, b)]
-    # Heads of 64 and heads of 128 have no stage in common: the first product already sums other numbers.
-    if all(widths) and not widths[0] & widths[1]:
-        listed = [" or ".join(map(str, sorted(every)[:4])) for every in widths]
-        raise InvalidValueError(
-            f"heads of A are {listed[0]} wide, those of B {listed[1]}",
-            hint="Give two implementations of one model: what heads of other widths give can't be compared.",
-        )
-    models = all(side.info.kind == "model" for side in (a, b))
-    if models and not mapping and counts[0] != counts[1] and (alignment.alone_a or alignment.alone_b):
-        raise InvalidValueError(
-            f"A runs {counts[0]} attentions, B {counts[1]}",
-            hint="Give two models of as many layers; to compare a part of them, pair sites with --map FILE.",
-        )
-
-
-def cut_sites(a: ModelSide, b: ModelSide) -> dict[str, str]:
-    """Return names of calls that both sides have and of which a trace file holds only a part, each mapped to itself.
-
-    Their shapes can't pair them, so these entries are added to the map for `align`.
-    """
-    cut = {name_of(call) for side in (a, b) for call, part in zip(side.calls, side.cuts, strict=False) if part}
-    return {name: name for name in cut & {name_of(call) for call in a.calls} & {name_of(call) for call in b.calls}}
-
-
-def _refuse_shapes(a: ModelSide, b: ModelSide, mapping: Mapping[str, str]) -> None:
-    """Refuses two sides whose shapes alone show that they can't be compared; the values need not be there yet.
-
-    Raises:
-        InvalidValueError: no call of one side has the shapes of a call of the other.
-    """
-    alignment = align(a.calls, b.calls, cut_sites(a, b) | dict(mapping))
-    refuse_strangers(a, b, alignment, mapping)
-    cuts = [side.cuts or (None,) * len(side.calls) for side in (a, b)]
-    pairs = [cut_alike(a.calls[i], b.calls[j], cuts[0][i], cuts[1][j]) for i, j in alignment.pairs]
-    reasons = [None if one.missing or other.missing else other_shapes(one, other) for one, other in pairs]
-    known = [{(call.query.values.shape, call.output.shape) for call in side.calls} for side in (a, b)]
-    if known[0].isdisjoint(known[1]):  # else other values may pair the calls otherwise
-        refuse_unlike([JudgedPair(None, reason=reason, strangers=reason is not None) for reason in reasons])
-
-
-def refuse_unlike(judged: Sequence[JudgedPair]) -> None:
-    """Raise an error if there are pairs, and none has shapes that fit one attention.
-
-    Raises:
-        InvalidValueError: no pair fits, for example because of other numbers of key heads.
-    """
-    if judged and all(pair.strangers for pair in judged):
-        raise InvalidValueError(
-            f"no attention of A has the shapes of its partner in B: {judged[0].reason}",
-            hint="Give two implementations of one model, or pair other sites with --map FILE.",
-        )
 
 
 def as_computed(side: ModelSide) -> ModelSide:
@@ -387,3 +303,37 @@ def notes_of_sides(a: ModelSide, b: ModelSide) -> list[str]:
         for note in side.notes
     ]
     return list(dict.fromkeys(notes))
+
+
+def unread_by_both(a: ModelSide, b: ModelSide) -> dict[str, PairDiff]:
+    """Return attentions that neither side could read, at one site and for one reason; their behaviour is unknown."""
+    seen = {(entry.site, entry.reason): entry for entry in a.missed}
+    both = [entry for entry in b.missed if (entry.site, entry.reason) in seen]
+    return {
+        entry.site: PairDiff(
+            entry.site, entry.site, entry.index, entry.index, None, None, None, (), None, None,
+            formula_a=seen[entry.site, entry.reason].formula, formula_b=entry.formula,
+            reason=Message("compare.pair.unread", reason=entry.reason),
+        )
+        for entry in both
+    }  # fmt: skip
+
+
+def unpaired_of(
+    side: ModelSide, places: Sequence[int], other: str, unread: Mapping[str, PairDiff]
+) -> tuple[Unpaired, ...]:
+    """Return the attentions of a side that have no partner, except those that neither side could read.
+
+    Args:
+        side: the side.
+        places: its calls without a partner, by their places.
+        other: name of the other side, "A" or "B".
+        unread: by site, what neither side could read.
+    """
+    calls = [side.calls[place] for place in places]
+    formulas = [None if call.call is None else call.call.formula for call in calls]
+    alone = [
+        Unpaired(call.site, call.index, formula, Message("compare.pair.alone", side=other))
+        for call, formula in zip(calls, formulas, strict=True)
+    ]
+    return (*alone, *(entry for entry in side.missed if entry.site not in unread))

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
-from sqrtdk.compare.records import PairDiff, SideInfo, Unpaired, cause_word, stage_word
+from sqrtdk.compare.records import Cause, PairDiff, SideInfo, Unpaired, cause_word, stage_word
 from sqrtdk.compare.words import (
     Group,
+    by_cause,
     cancelling,
+    excess,
     groups,
     largest_pair,
     left_out,
@@ -75,7 +77,7 @@ def paragraphs(
     own = [group for group in found if group.causes]
     if of_outputs.chain:
         own = [group for group in own if not group.only_reached]
-    sentences = [*of_outputs.before, *(_caused(group, pairs, dtypes) for group in own)]
+    sentences = [*of_outputs.before, *_all_caused(own, pairs, dtypes)]
     sentences += [_unexplained(group, pairs, dtypes) for group in found if not group.causes]
     sentences += [
         Message("paragraphs.follow.origin", differences=_differences(lost), origin=origin)
@@ -110,6 +112,26 @@ def _allows(dtypes: str, allowed: float | None) -> Message:
     return Message("paragraphs.allows_of", dtypes=dtypes, allowed=short(allowed))
 
 
+def _all_caused(own: Sequence[Group], pairs: Sequence[PairDiff], dtypes: str) -> list[str]:
+    """Return a paragraph for each group; groups that share a cause have one for each cause, and one on all together."""
+    shared = by_cause([group for group in own if group.resolved])
+    if not shared:
+        return [_caused(group, pairs, dtypes) for group in own]
+    resolved = [group for group in own if group.resolved]
+    sentences = []
+    for cause, members, numbers_differ in shared:
+        what = cause.text or Message("causes.unknown.by_name", name=cause.name)
+        text = Message("paragraphs.caused.differs", what=what, where=sites_of_pairs(members, pairs))
+        if numbers_differ:
+            text = Message("paragraphs.caused.of_first", text=text)
+        sentences.append(one_paragraph([Message("paragraphs.stop", text=text), *_in_code([cause])]))
+    worst = max((group.worst for group in resolved), key=excess)
+    together = Message("paragraphs.caused.together", left=short(worst.residue), allows=_allows(dtypes, worst.allowed))
+    followed = [sentence for group in resolved for sentence in _followed(group)]
+    rest = [_caused(group, pairs, dtypes) for group in own if not group.resolved]
+    return [*sentences, one_paragraph([together, *followed]), *rest]
+
+
 def _caused(group: Group, pairs: Sequence[PairDiff], dtypes: str) -> str:
     worst = group.worst
     text = Message("paragraphs.caused.differs", what=_what_differs(group), where=sites_of_pairs(group.pairs, pairs))
@@ -125,7 +147,7 @@ def _caused(group: Group, pairs: Sequence[PairDiff], dtypes: str) -> str:
             sentences = [Message("paragraphs.caused.less_at", stage=stage_word(stage), **words)]
         else:
             sentences = [Message("paragraphs.caused.less", **words)]
-    return one_paragraph([*sentences, *_in_code(group), *_followed(group)])
+    return one_paragraph([*sentences, *_in_code(group.causes), *_followed(group)])
 
 
 def _what_differs(group: Group) -> str:
@@ -144,10 +166,10 @@ def _all_of(group: Group) -> Message:
     return Message("paragraphs.all.both") if number == 2 else Message("paragraphs.all.all", number=number)
 
 
-def _in_code(group: Group) -> list[str]:
+def _in_code(causes_of_group: Sequence[Cause]) -> list[str]:
     """Return the sentence on the lines of code where the causes are; [] if no line is known."""
     named: dict[tuple[str, str], list[str]] = {}
-    for cause in group.causes:
+    for cause in causes_of_group:
         if cause.at_a and cause.at_b:
             named.setdefault((cause.at_a, cause.at_b), []).append(cause_word(cause.name))
     places = []

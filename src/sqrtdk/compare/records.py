@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sqrtdk._shown import Saved, Shown
+from sqrtdk.compare.backward.records import BackwardDiff
+from sqrtdk.compare.backward.records import FirstModule as FirstModule
+from sqrtdk.compare.weights.records import WeightsReport
 from sqrtdk.messages import Message
 
 DIFF_FAIL_ON = ("different", "unmeasured", "never")
@@ -53,6 +56,8 @@ class Cause:
         mends: False if A's parts were put into B's program and the difference did not go away; then no fix is said.
         codes: what the cause is in particular, most particular first: "on_rows" of `padding`. By them a fix is found.
         lacks: the side that has nothing of the kind, "a" or "b"; "" if both have.
+        written: what B is: "gguf llama", a file of llama.cpp with its architecture; "port", a program of JAX or MLX;
+            "" for others. Fixes name its keys.
     """
 
     name: str
@@ -66,6 +71,7 @@ class Cause:
     mends: bool = True
     codes: tuple[str, ...] = ()
     lacks: LackingSide = ""
+    written: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +220,7 @@ class SideInfo:
         device: device on which it ran.
         calls: number of attentions.
         versions: versions of the packages that matter.
+        framework: framework and version of a program that is run as torch operations, "JAX 0.10.2"; "" for others.
     """
 
     name: str
@@ -224,6 +231,7 @@ class SideInfo:
     device: str = ""
     calls: int = 0
     versions: dict[str, str] = field(default_factory=dict)
+    framework: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,22 +252,6 @@ class OutputDiff:
     difference: float | None
     allowed: float | None
     reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FirstModule:
-    """The first module whose input agrees and whose output does not; the path of a whole model is "".
-
-    Attributes:
-        a: its path in A.
-        b: its path in B.
-        place: file and lines of B's code with the difference: "model.py:42", "model.py:40-41"; None if no code shows
-            it, as for a weight.
-    """
-
-    a: str
-    b: str
-    place: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +308,8 @@ class DiffReport(Saved, Shown):
         outputs_follow: whether the differences of the attentions explain all of the difference of the outputs.
         outputs_missing: why the outputs were not compared.
         module_causes: causes outside attention, in the order of the run.
+        weights: which weight of A is which of B; None if a side has none, as a file.
+        backward: comparison of the gradients; None if it was not asked for.
     """
 
     a: SideInfo
@@ -335,6 +329,8 @@ class DiffReport(Saved, Shown):
     outputs_follow: bool = False
     outputs_missing: str | None = None
     module_causes: tuple[ModuleCause, ...] = ()
+    weights: WeightsReport | None = None
+    backward: BackwardDiff | None = None
 
     def __repr__(self) -> str:
         differ = sum(pair.same is False for pair in self.pairs)
@@ -348,12 +344,20 @@ class DiffReport(Saved, Shown):
     @property
     def same(self) -> bool | None:
         """Whether every call has a partner and agrees within rounding, and so does every output that both models
-        return; None if some could not be judged and no difference was found.
+        return, and every gradient if these were compared, and an adapter or a rounding of weights has no mistake; None
+        if some could not be judged and no difference was found.
         """
         judged = [pair.same for pair in self.pairs] + [one.same for one in self.outputs]
-        if self.unpaired_a or self.unpaired_b or False in judged:
+        judged += [] if self.backward is None else [self.backward.same]
+        faults = self.weights is not None and self.weights.known is not None and self.weights.known.faults
+        if self.unpaired_a or self.unpaired_b or faults or False in judged:
             return False
         return None if None in judged else True
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was judged and nothing differs."""
+        return self.same is True
 
     @property
     def exit_code(self) -> int:

@@ -14,33 +14,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._wrappers import hint_for, unwrapped
 from sqrtdk.audit.context import TokenMasks, tokens_of
-from sqrtdk.audit.guard import eval_mode, implementation, offers_choice, random_state
+from sqrtdk.audit.guard import evaluated, offers_choice
 from sqrtdk.audit.own_module import from_module, refuse_empty
 from sqrtdk.audit.records import JudgedCall
 from sqrtdk.audit.verdicts import judge_all
 from sqrtdk.compare.align import name_of, once_a_site
+from sqrtdk.compare.inputs import fit_inputs
 from sqrtdk.compare.outside.modules import ModuleListener, ModuleStep, Patch
 from sqrtdk.compare.records import SideInfo, Unpaired, kind_word
+from sqrtdk.compare.weights.records import KnownChanges
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, ModelError, SqrtdkError, UnsupportedError
+from sqrtdk.frontends.module import ForeignModule
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.load import resolve_model
-from sqrtdk.models.modules import forward_arguments
 from sqrtdk.models.options import LoadOptions
 from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
 from sqrtdk.modules.calls import CallPlace
 from sqrtdk.modules.structures import tensors_of
-from sqrtdk.recording.records import Cut
+from sqrtdk.recording.records import Cut, RankRows
 from sqrtdk.tracing.records import AttentionCall
-from sqrtdk.tracing.tape.stance import fast_path_off
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
 COMPARED_PACKAGES = ("torch", "transformers")
-TRACE, ONNX, EXPORTED = ".safetensors", ".onnx", ".pt2"  # file suffixes of sides
+TRACE, ONNX, EXPORTED, DUMP = ".safetensors", ".onnx", ".pt2", ".ggmldump"  # file suffixes of sides
 TRACE_KIND = "trace file"  # `SideInfo.kind` of a trace file
 ModelSource = nn.Module | str | Path
 OfSides = tuple[Any, Any]  # an option of A alone, and the same of B alone
@@ -88,6 +90,8 @@ class ModelSide:
         cuts: for a trace file, the recorded part of each call, parallel to `calls`; empty if all are complete.
         declared: what declares a call's scale, by `name_of`, if config or family declares it and the run applies it.
         module: module that ran; None for a file.
+        ranks: for the files of several ranks, the parts of each call's output, parallel to `calls`.
+        known: of A, what its weights have of B's: an adapter, a rounding.
     """
 
     info: SideInfo
@@ -103,6 +107,8 @@ class ModelSide:
     cuts: tuple[Cut | None, ...] = ()
     declared: Mapping[str, str] = field(default_factory=dict)
     module: nn.Module | None = None
+    ranks: tuple[tuple[RankRows, ...], ...] = ()
+    known: KnownChanges | None = None
 
 
 def options_of_sides(
@@ -134,32 +140,38 @@ def load_side(given: ModelSource, label: str, inputs: Inputs | None, options: Lo
     """
     with _errors_name_side(label):
         if isinstance(given, nn.Module):
-            return from_module(given, _fitted(given, inputs), options)
+            given = unwrapped(given)
+            fitted = None if inputs is None else fit_inputs(given, inputs)
+            loaded = from_module(given, None if fitted is None else fitted.inputs, options)
+            return loaded if fitted is None else replace(loaded, notes=(*loaded.notes, *fitted.notes))
         if not isinstance(given, str | Path):
             raise InvalidTypeError(
-                f"{label} is a {type(given).__name__}", hint="Give a torch.nn.Module, a name, or a path."
+                f"{label} is a {type(given).__name__}",
+                hint=hint_for(given, "Give a torch.nn.Module, a name, or a path."),
             )
-        suffix = Path(given).suffix.lower()
-        if suffix in (TRACE, ONNX):
+        if (suffix := Path(given).suffix.lower()) in (TRACE, ONNX):
             return Path(given)
         if suffix == EXPORTED:
             from sqrtdk.graphs.program import read_exported
 
             return read_exported(Path(given), inputs, trust_remote_code=options.trust_remote_code)
         loaded = resolve_model(str(given), options, inputs)
-        return loaded if inputs is None else replace(loaded, inputs=_fitted(loaded.module, loaded.inputs) or ())
+        if inputs is None:
+            return loaded
+        fitted = fit_inputs(loaded.module, loaded.inputs)
+        return replace(loaded, inputs=fitted.inputs, notes=(*loaded.notes, *fitted.notes))
 
 
 def run_side(loaded: LoadedModel | Path, label: str, inputs: Inputs | None, options: LoadOptions) -> ModelSide:
     """Run what `load_side` returned, and return the side. A graph runs on `inputs`; a loaded module on its own."""
     if isinstance(loaded, Path):
-        side = side_of_file(loaded) if loaded.suffix.lower() == TRACE else _of_onnx(loaded, inputs, label)
+        side = side_of_file(loaded) if loaded.suffix.lower() == TRACE else _of_onnx(loaded, inputs, label, options)
         side.notes += _unused(side.info.kind, options)
         return side
     attn = options.attn if loaded.kind == "module" else None
     with by_default_of(loaded.module):
         side = run_module(loaded, attn, options.seed, label, "exported" if loaded.kind == "exported" else "model")
-    side.notes = loaded.notes
+    side.notes = (*loaded.notes, *(loaded.module.notes if isinstance(loaded.module, ForeignModule) else ()))
     return side
 
 
@@ -167,9 +179,7 @@ def _unused(kind: str, options: LoadOptions) -> tuple[str, ...]:
     """Return a note on options that have no effect on a file, whose run is already recorded."""
     every = {name: getattr(options, name) for name in ("attn", "dtype", "device", "revision")}
     named = [f"{name} {str(value).removeprefix('torch.')}" for name, value in every.items() if value is not None]
-    if not named:
-        return ()
-    return (Message("compare.note.no_effect", options=joined(named, "comma"), kind=kind_word(kind)),)
+    return (Message("compare.note.no_effect", options=joined(named, "comma"), kind=kind_word(kind)),) if named else ()
 
 
 @contextmanager
@@ -181,20 +191,6 @@ def _errors_name_side(label: str) -> Iterator[None]:
         if type(error) is not ModelError:
             raise
         raise ModelError(Message("joins.colon", first=label, second=error.message), hint=error.hint) from error
-
-
-def _fitted(module: nn.Module, inputs: Inputs | None) -> Inputs | None:
-    """Return the inputs that forward accepts: by name, or else all tensors in order."""
-    if not isinstance(inputs, dict):
-        return inputs
-    takes = forward_arguments(module)
-    if not takes or set(inputs) <= set(takes):
-        return inputs
-    known = {name: value for name, value in inputs.items() if name in takes}
-    if known and all(name in known for name, needed in takes.items() if needed):
-        return known
-    # Forward names its inputs differently, `idx` for `input_ids`: their order decides.
-    return tuple(value for value in inputs.values() if isinstance(value, Tensor))[: max(1, sum(takes.values()))]
 
 
 def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kind: str = "model") -> ModelSide:
@@ -216,7 +212,8 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
             hint=f"Leave --attn-{label.lower()} out.",
         )
     with _errors_name_side(label):
-        refuse_empty(loaded.inputs)
+        if kind != "onnx":  # a graph takes a cache without tokens as an input
+            refuse_empty(loaded.inputs)
         tokens = tokens_of(module, loaded.inputs)
         run, returned = _traced(module, loaded.inputs, seed, attn)
     missed = once_a_site([Unpaired(entry.site, 0, entry.formula, entry.reason) for entry in run.not_measured])
@@ -253,6 +250,7 @@ def run_module(loaded: LoadedModel, attn: str | None, seed: int, label: str, kin
         device=first.device,
         calls=len(run.calls),
         versions=_versions(),
+        framework=module.framework if isinstance(module, ForeignModule) else "",
     )
     return ModelSide(
         info,
@@ -297,12 +295,7 @@ def _traced(
     reads: bool = True,
 ) -> tuple[Trace, Any]:
     """Return the trace of a run and what forward returned; the trace stays empty unless attentions are read."""
-    with ExitStack() as stack:
-        stack.enter_context(random_state(module))
-        stack.enter_context(eval_mode(module))
-        if attn is not None:
-            stack.enter_context(implementation(module, attn))
-        stack.enter_context(fast_path_off())
+    with evaluated(module, attn), ExitStack() as stack:
         torch.manual_seed(seed)
         run = Trace(module, stats=False, numeric=False, keep=True)
         with run if reads else nullcontext():
@@ -368,33 +361,39 @@ def _versions() -> dict[str, str]:
 
 
 def side_of_file(path: Path, *, shapes: bool = False) -> ModelSide:
-    """Return the side of a trace file; with `shapes`, its tensors have shapes but no values."""
-    from sqrtdk.recording.read import read_trace_file
+    """Return the side of a trace file, or of those of ranks; with `shapes`, its tensors have shapes but no values."""
+    from sqrtdk.recording.ranks import read_files
 
-    file = read_trace_file(path, shapes=shapes)
+    file, ranks = read_files(path, shapes=shapes)
     if not file.calls:
         raise InvalidValueError(f"{path} holds no call", hint="Record a model that has attention.")
     info = SideInfo(str(path), TRACE_KIND, calls=len(file.calls), dtype=file.calls[0].dtype)
     inputs: Inputs | None = dict(file.model_inputs) or None
     if inputs and all(name.isdecimal() for name in file.model_inputs):  # inputs recorded by position are a tuple
         inputs = tuple(file.model_inputs[place] for place in sorted(file.model_inputs, key=int))
-    return ModelSide(info, tuple(file.calls), inputs=inputs, forwards=0, notes=file.notes, cuts=tuple(file.cuts))
+    return ModelSide(info, file.calls, inputs=inputs, forwards=0, notes=file.notes, cuts=file.cuts, ranks=ranks)
 
 
-def _of_onnx(path: Path, inputs: Inputs | None, label: str) -> ModelSide:
-    from sqrtdk.graphs.onnx import read_onnx
+def _of_onnx(path: Path, inputs: Inputs | None, label: str, options: LoadOptions) -> ModelSide:
+    """Run an ONNX graph as a module, if its outputs are onnxruntime's."""
+    from sqrtdk.graphs.onnx import open_onnx, versions
 
     if inputs is None:
         raise InvalidValueError(
             f"{label} is an ONNX graph, and no inputs are known",
             hint="Give a model as A, whose inputs are made up, or inputs with --input FILE.safetensors.",
         )
-    run = read_onnx(path, inputs)
-    missed = once_a_site([Unpaired(entry.site, 0, None, entry.reason) for entry in run.missing])
-    if not run.calls:
-        reason = f": {run.missing[0].reason}" if run.missing else ""
-        raise ModelError(f"no attention could be read in {label}, {path}{reason}", hint="Give a graph with attention.")
-    first, versions = run.calls[0], dict(run.versions)
-    info = SideInfo(str(path), "onnx", run.producer, None, first.dtype, "cpu", len(run.calls), versions)
-    outputs = tensors_of(run.outputs)
-    return ModelSide(info, run.calls, missed, inputs, forwards=run.forwards, outputs=outputs)
+    opened = open_onnx(path, inputs)
+    reasons = [*filter(None, (opened.off, *(entry.reason for entry in opened.missing)))]
+    why = f": {reasons[0]}" if reasons else ""
+    lost = ModelError(f"no attention could be read in {label}, {path}{why}", hint="Give a graph with attention.")
+    if opened.off is not None:
+        raise lost
+    try:
+        side = run_module(opened.loaded, None, options.seed, label, "onnx")
+    except ModelError as error:
+        raise lost from error
+    side.missed = once_a_site([*(Unpaired(one.site, 0, None, one.reason) for one in opened.missing), *side.missed])
+    side.info = replace(side.info, module_class=opened.producer, versions=versions())
+    side.forwards, side.outputs, side.notes = 4, tensors_of(opened.outputs), (*side.notes, *opened.loaded.notes)
+    return side

@@ -74,7 +74,7 @@ def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
         if pair.same is not False or pair.follows_from is not None:
             return None
         # Layers that differ alike differ in their numbers: 0.125 and 0.25 make no second group.
-        named = [(cause.name, cause.stage, _NUMBER_IN_TEXT.sub("#", cause.text)) for cause in named_causes(pair)]
+        named = [(cause.name, cause.stage, numbers_masked(cause.text)) for cause in named_causes(pair)]
         return (*named, pair.first_stage) if _unknown(pair) else tuple(named)
 
     found = []
@@ -83,6 +83,34 @@ def groups(pairs: Iterable[PairDiff]) -> tuple[Group, ...]:
         followers = tuple(pair for pair in every if pair.follows_from is not None and _origin(pair) in places)
         found.append(Group(tuple(members), named_causes(members[0]), _unknown(members[0]), followers))
     return tuple(found)
+
+
+def by_cause(found: Sequence[Group]) -> list[tuple[Cause, list[PairDiff], bool]]:
+    """Return the causes of several groups, each once: the cause, the pairs that have it, and whether numbers differ.
+
+    Two causes are one if their names, stages and texts are the same, apart from the numbers in the texts.
+
+    Args:
+        found: Groups that their causes explain.
+
+    Returns:
+        Nothing if no cause is in two groups: then each group is said by itself.
+    """
+    first: dict[tuple[str, str, str], Cause] = {}
+    having: dict[tuple[str, str, str], list[PairDiff]] = {}
+    texts: dict[tuple[str, str, str], set[str]] = {}
+    many = 0
+    for group in found:
+        for pair in group.pairs:
+            for cause in shown_causes(named_causes(pair)):
+                key = cause.name, cause.stage, numbers_masked(cause.text)
+                first.setdefault(key, cause)
+                having.setdefault(key, []).append(pair)
+                texts.setdefault(key, set()).add(str(cause.text))
+        many += len(shown_causes(group.causes))
+    if len(first) == many:
+        return []
+    return [(cause, having[key], len(texts[key]) > 1) for key, cause in first.items()]
 
 
 def orphans(pairs: Iterable[PairDiff], found: Iterable[Group]) -> dict[str, list[PairDiff]]:
@@ -125,6 +153,11 @@ def _by(pairs: Iterable[PairDiff], key: Callable[[PairDiff], Key | None]) -> dic
         if (name := key(pair)) is not None:
             found.setdefault(name, []).append(pair)
     return found
+
+
+def numbers_masked(text: str) -> str:
+    """Return a text with "#" for each number, so that texts which differ in numbers alone are equal."""
+    return _NUMBER_IN_TEXT.sub("#", text)
 
 
 def named_causes(pair: PairDiff) -> tuple[Cause, ...]:

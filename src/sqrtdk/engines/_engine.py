@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from sqrtdk.errors import INTERRUPTS, InvalidValueError, LabError, SqrtdkError, kind_and_text, said_by
+from sqrtdk.errors import INTERRUPTS, InvalidValueError, LabError, SqrtdkError, add_note, kind_and_text, said_by
 from sqrtdk.messages import Message
 
 Cell = Mapping[str, Any]
@@ -93,7 +93,7 @@ def failed(cell: Cell, failure: Failure) -> LabError:
         hint=failure.hint or Message("errors.engine.traceback"),
     )
     if failure.trace:
-        error.add_note(failure.trace.rstrip())
+        add_note(error, failure.trace.rstrip())
     return error
 
 

@@ -10,7 +10,9 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -79,6 +81,7 @@ class Pool:
                 again.extend(lost)
         finally:
             if flying:
+                _handed_over(flying)
                 self.close(kill=True)
 
     def _fill(
@@ -143,6 +146,16 @@ class Pool:
             executor.shutdown(wait=True, kill_workers=kill)
 
 
+def _handed_over(flying: Iterable[Future[Any]]) -> None:
+    """Wait until loky's thread has put every cell into the workers' queue, at most ten seconds.
+
+    It has room for all of them. Ended before, that thread looks for cells which its end has dropped, and dies of it.
+    """
+    until = time.monotonic() + 10
+    while time.monotonic() < until and not all(future.running() or future.done() for future in flying):
+        time.sleep(0.001)
+
+
 def _died(cell: Cell, times: int) -> LabError:
     return LabError(
         f"the worker process ended {times} times while the cell {cell_label(cell)} was handed out",
@@ -153,7 +166,7 @@ def _died(cell: Cell, times: int) -> LabError:
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
     """Block Ctrl-C, so that processes started inside never receive it, not even in imports; this one ends them."""
-    if not hasattr(signal, "pthread_sigmask"):
+    if sys.platform == "win32":
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

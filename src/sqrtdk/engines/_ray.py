@@ -173,7 +173,8 @@ def _check(address: str) -> None:
             [sys.executable, "-c", code, address],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=_CONNECT_S,
             check=False,
         )

@@ -7,11 +7,55 @@ times what our outputs differ from those in float64.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
+from sqrtdk.errors import ModelError
+from sqrtdk.messages import Message
+
 _OTHER_ORDER = 16.0  # factor by which rounding may grow when the same sums are taken in another order
 _LAST_DIGITS = 8.0  # units of eps times the largest element: needed where our own rounding is small by chance
+
+
+def judge_outputs(
+    name: str,
+    framework: str,
+    theirs: Sequence[Tensor],
+    ours: Sequence[Tensor],
+    exact: Sequence[Tensor],
+    again: Callable[[], Sequence[Tensor]],
+    random_hint: Message,
+) -> None:
+    """Raise an error unless our outputs of a program are the framework's, up to rounding.
+
+    Args:
+        name: Name of the program.
+        framework: Name and version of its framework, as "JAX 0.10.2".
+        theirs: The framework's outputs.
+        ours: Our outputs in the program's dtypes.
+        exact: Our outputs in float64.
+        again: Runs the program in its framework once more.
+        random_hint: What to do if its outputs differ from run to run.
+
+    Raises:
+        ModelError: More than rounding differs; the text says whether the framework's own outputs differ in each run.
+    """
+    for at, (right, made, wide) in enumerate(zip(theirs, ours, exact, strict=True)):
+        if right.is_floating_point() or right.is_complex():
+            off = beyond_rounding(right, made, wide)
+        else:
+            off = None if len(theirs) > 1 or torch.equal(right.long(), made.long()) else float("nan")
+        if off is None:
+            continue
+        repeated = again()[at]
+        if not torch.equal(*(x.nan_to_num() if x.is_floating_point() else x for x in (repeated, right))):
+            raise ModelError(Message("frontends.random", name=name), hint=random_hint)
+        raise ModelError(
+            Message("frontends.other_outputs", name=name, gap=f"{off:.3g}", framework=framework),
+            hint=Message("frontends.hint.report"),
+        )
 
 
 def beyond_rounding(theirs: Tensor, ours: Tensor, exact: Tensor) -> float | None:

@@ -33,10 +33,12 @@ class RunDtypes:
     Attributes:
         wide: floating-point dtype that replaces narrower ones; None for the program's own dtypes.
         device: where new tensors are made.
+        rounds: whether rounding runs that a program does beside its dtypes, as ggml rounds what enters a product.
     """
 
     wide: torch.dtype | None = None
     device: torch.device = torch.device("cpu")  # noqa: RUF009
+    rounds: bool = True
 
     def dtype(self, own: torch.dtype) -> torch.dtype:
         """Return the dtype of a run in which the program names `own`.

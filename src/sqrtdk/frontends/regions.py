@@ -126,9 +126,19 @@ def written_in(module: nn.Module, file: str, first: int, last: int) -> None:
         first: First line.
         last: Last line.
     """
+    forward = FunctionType(code_between(file, first, last), {}, "forward")
+    module.__class__ = type(type(module).__name__, (type(module),), {"forward": forward})
+
+
+def code_between(file: str, first: int, last: int) -> CodeType:
+    """Return code that begins at one line of a file and ends at another, which runs `run(*args)`.
+
+    Args:
+        file: Path of a source file.
+        first: First line.
+        last: Last line.
+    """
     space = "\n" * min(max(last - first, 1), _MOST_LINES)
     code = compile(f"def forward(self, run, *args):{space}    return run(*args)\n", file, "exec")
     body = next(constant for constant in code.co_consts if isinstance(constant, CodeType))
-    shift = max(first, 1) - body.co_firstlineno
-    forward = FunctionType(body.replace(co_firstlineno=body.co_firstlineno + shift), {}, "forward")
-    module.__class__ = type(type(module).__name__, (type(module),), {"forward": forward})
+    return body.replace(co_firstlineno=max(first, 1))

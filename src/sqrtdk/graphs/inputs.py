@@ -20,7 +20,6 @@ from sqrtdk.messages import Message
 PADDING_MASK_NAME = re.compile(r"(^|_)(attention|padding|pixel|input)_mask$")  # names of padding masks
 _MOST_NAMES_LISTED = 12  # names listed in a message
 _MOST_TERMS = 8  # terms of a sum of sizes, such as "past + tokens"
-_ONNX_VIEWS = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze")
 
 
 # -- the caller's ------------------------------------------------------------------------------------------------------

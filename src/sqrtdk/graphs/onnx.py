@@ -8,8 +8,9 @@ times the difference between our walk in the file's dtypes and the walk in float
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,17 +20,24 @@ from torch import Tensor
 from sqrtdk import _extras
 from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.frontends.judge import beyond_rounding
-from sqrtdk.frontends.regions import class_of
+from sqrtdk.frontends.module import Bound, ForeignModule, foreign_module
+from sqrtdk.frontends.program import RunDtypes, held_tensor
+from sqrtdk.graphs.control_flow import Known, without_control_flow
+from sqrtdk.graphs.counts import count_of_graph
 from sqrtdk.graphs.graph import Graph, UnreadAttention, load_graph, to_tensor
-from sqrtdk.graphs.inputs import feeds
+from sqrtdk.graphs.inputs import feeds, shown_sizes
 from sqrtdk.graphs.model_file import ONNX_EXTRA
 from sqrtdk.graphs.onnx_judge import Arrays, run_exposed
-from sqrtdk.graphs.onnx_walk import Walk, attends, walkable
-from sqrtdk.graphs.places import GraphRoot
+from sqrtdk.graphs.onnx_source import OnnxSource, walkable
+from sqrtdk.graphs.onnx_walk import attends
+from sqrtdk.graphs.places import GraphModel, is_looked_at, note_on_unread
 from sqrtdk.messages import Message
+from sqrtdk.models.records import LoadedModel
+from sqrtdk.models.run import call
 from sqrtdk.tracing.tensors import CallTensors
 from sqrtdk.tracing.trace import Trace
 
+ROOT_CLASS = "GraphRoot"  # class of the root module if the exporter names none
 _ONNX_PRODUCTS = ("MatMul", "Einsum", "FusedMatMul")
 _MOST_LINKS = 48  # tensors between a softmax and the product with values
 
@@ -49,12 +57,68 @@ class GraphRun:
     forwards: int = 1  # number of runs of the graph
 
 
-def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[Any, ...]) -> GraphRun:
-    """Return the tensors of all attentions of an ONNX graph, from one run on the given inputs.
+def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> GraphModel:
+    """Return an ONNX graph as a model whose forward pass walks the graph on the device "meta".
 
-    The graph runs three times on the CPU: once in onnxruntime, with the results of the attentions as extra outputs;
-    once as torch operations in float64; and once as torch operations in the file's dtypes, under a trace. Graph
-    optimisations of onnxruntime are off, so its usual results may differ from these by rounding.
+    Nothing is computed there: the walk gives shapes and operations.
+
+    Args:
+        path: The file.
+        config: Config of the model that was exported, or None.
+        larger: As for `number_for`.
+    """
+    file = without_control_flow(load_graph(path), partial(_known_by_shapes, larger=larger), counts=False)
+    source = OnnxSource(walkable(file), on_meta=True, larger=larger)
+    inputs = source.example()
+    root, traced = foreign_module(source, source.bind(inputs, {}), source.graph.root_class or ROOT_CLASS)
+    if config is not None:
+        root.config = config
+    walk, paths = source.last, dict(root.named_modules(remove_duplicate=False))
+    values = {
+        root.held(label): source.values_of(name)
+        for label, (name, _) in traced.origins.items()
+        if name not in file.initializers or name in walk.known or is_looked_at(held_tensor(paths, root.held(label)))
+    }
+    notes: tuple[str, ...] = (shown_sizes(source.sizes),) if source.sizes else ()
+    notes += tuple(Message("graphs.mask_of_ones", name=name) for name in source.masks)
+    notes += note_on_unread(walk.unread)
+    if source.constants.queries:
+        notes += (Message("graphs.folded", count=len(source.constants.queries)),)
+    loaded = LoadedModel(root, inputs, str(path), "onnx", config, notes=notes, masks=values)
+    missing, numbers, unread = tuple(walk.missing), count_of_graph(file), tuple(sorted(walk.unread))
+    return GraphModel(loaded, numbers, missing, source.sizes, source.operators(paths), unread, source.sick)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OnnxModel:
+    """An ONNX graph as a module that runs, after its outputs were compared with onnxruntime's.
+
+    Attributes:
+        loaded: The module and its inputs.
+        file: The graph.
+        outputs: Its outputs by name, as onnxruntime computed them.
+        missing: Attentions that are not read.
+        off: Why no conclusion is drawn from the module; None if its outputs are onnxruntime's.
+    """
+
+    loaded: LoadedModel
+    file: Graph
+    outputs: Mapping[str, Tensor]
+    missing: tuple[UnreadAttention, ...]
+    off: str | None
+
+    @property
+    def producer(self) -> str:
+        """Program that wrote the file, such as "pytorch 2.13.0"."""
+        return f"{self.file.model.producer_name} {self.file.model.producer_version}".strip()[:100]
+
+
+def open_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[Any, ...]) -> OnnxModel:
+    """Return an ONNX graph as a module, judged by onnxruntime on the given inputs.
+
+    The graph runs three times on the CPU: in onnxruntime, with the results of the attentions as extra outputs; as torch
+    operations in the file's dtypes; and as torch operations in float64. Graph optimisations of onnxruntime are off, so
+    its usual results may differ from these by rounding.
 
     Args:
         path: The file. Its external tensors are read from the same folder.
@@ -65,43 +129,21 @@ def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
         ModelError: The file can't be read, needs custom operators, or names a file outside its folder; the inputs do
             not match those of the graph; or onnxruntime fails.
     """
-    file = load_graph(path)
-    model = file.model
-    given = feeds(file.inputs, inputs)
+    whole = load_graph(path)
+    given = feeds(whole.inputs, inputs)
+    file = without_control_flow(whole, partial(_known_by_a_run, given), counts=True)
     graph = walkable(file)
     ends = _ends(graph)
-    own = [value.name for value in model.graph.output]
+    own = [value.name for value in file.model.graph.output]
     ran = run_exposed(file, given, [*dict.fromkeys((*own, *(name for name in ends if name in file.made_by)))])
-    walk = Walk(graph, values={name: to_tensor(array) for name, array in given.items()}, wanted={*own, *ends})
-    trace = _traced(walk)
-    missing = [*walk.missing, *(UnreadAttention(entry.site, entry.reason) for entry in trace.not_measured)]
-    calls = tuple(_named(call, graph) for call in trace.tensors)
-    off = _difference(walk, ran, (*ends, *own))
-    if off is not None:
-        sites = [call.site for call in calls] or ([] if walk.missing else [""])
-        missing = [*(UnreadAttention(site, off) for site in sites), *missing]
-        calls = ()
-    return GraphRun(
-        calls=calls,
-        outputs={name: to_tensor(ran[name]) for name in own if isinstance(ran[name], np.ndarray)},
-        missing=tuple(missing),
-        producer=f"{model.producer_name} {model.producer_version}".strip()[:100],
-        opset={entry.domain or "ai.onnx": int(entry.version) for entry in model.opset_import},
-        ir_version=int(model.ir_version),
-        versions={name: str(_extras.load_extra(name, ONNX_EXTRA).__version__) for name in ("onnxruntime", "onnx")},
-        forwards=3,
-    )
-
-
-def _traced(walk: Walk) -> Trace:
-    """Walks a graph on values in float64 and then in its own dtypes. Returns the trace of the second walk."""
+    if file is not whole:
+        ran |= run_exposed(whole, given, own)
+    source = OnnxSource(graph, on_meta=False, wanted={*own, *ends})
+    arguments = {name: to_tensor(given[of]) for name, of in zip(source.signature.parameters, given, strict=False)}
     try:
-        with torch.no_grad():
-            walk.first()
-            root = class_of(walk.graph.root_class, GraphRoot)(walk.again, None)
-            walk.place(root)
-            with Trace(root, keep=True) as trace:
-                root(*walk.inputs.values())
+        bound = source.bind((), arguments)
+        root, _ = foreign_module(source, bound, graph.root_class or ROOT_CLASS)
+        off = _difference(root, source, bound, ran, (*ends, *own))
     except (*INTERRUPTS, SqrtdkError):
         raise
     except Exception as error:  # torch raises many types for values that an operation does not accept
@@ -109,12 +151,70 @@ def _traced(walk: Walk) -> Trace:
             f"the graph can't be walked on values: {kind_and_text(error)}",
             hint="Leave the inputs out: sqrtdk check reads a graph without values.",
         ) from error
-    return trace
+    loaded = LoadedModel(root, arguments, str(path), "onnx", notes=note_on_unread(source.last.unread))
+    outputs = {name: to_tensor(ran[name]) for name in own if isinstance(ran[name], np.ndarray)}
+    return OnnxModel(loaded, file, outputs, tuple(source.last.missing), off)
+
+
+def read_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[Any, ...]) -> GraphRun:
+    """Return the tensors of all attentions of an ONNX graph, from one run on the given inputs under a trace.
+
+    Args:
+        path: The file.
+        inputs: Tensors by the names of the graph's inputs, or in their order.
+
+    Raises:
+        MissingExtraError: As `open_onnx`.
+        ModelError: As `open_onnx`.
+    """
+    opened = open_onnx(path, inputs)
+    with torch.no_grad(), Trace(opened.loaded.module, keep=True) as trace:
+        call(opened.loaded.module, opened.loaded.inputs)
+    missing = [*opened.missing, *(UnreadAttention(entry.site, entry.reason) for entry in trace.not_measured)]
+    calls = tuple(_named(call, opened.file) for call in trace.tensors)
+    if opened.off is not None:
+        sites = [call.site for call in calls] or ([] if opened.missing else [""])
+        missing, calls = [*(UnreadAttention(site, opened.off) for site in sites), *missing], ()
+    model = opened.file.model
+    return GraphRun(
+        calls=calls,
+        outputs=opened.outputs,
+        missing=tuple(missing),
+        producer=opened.producer,
+        opset={entry.domain or "ai.onnx": int(entry.version) for entry in model.opset_import},
+        ir_version=int(model.ir_version),
+        versions=versions(),
+        forwards=4,
+    )
+
+
+def _known_by_a_run(given: Arrays, graph: Graph, names: Sequence[str]) -> Known:
+    """Return the values and shapes of tensors by a run of onnxruntime."""
+    own = [value.name for value in graph.model.graph.output]
+    made = [name for name in names if name in graph.made_by and name not in own]
+    ran = given | run_exposed(graph, given, [*own, *made])
+    known = {name: x for name in names if isinstance(x := ran.get(name, graph.array(name)), np.ndarray)}
+    return Known(known, {name: x.shape for name, x in known.items()})
+
+
+def _known_by_shapes(graph: Graph, names: Sequence[str], *, larger: bool) -> Known:
+    """Return the values of tensors that follow from constants and shapes, and the shapes of all."""
+    source = OnnxSource(walkable(graph), on_meta=True, larger=larger, wanted=names)
+    source.trace(source.bind(source.example(), {}), {})
+    walk = source.last
+    shapes = {name: tuple(x.shape) for name, x in walk.made.items()}
+    shapes |= {name: tuple(shape) for name, (shape, _) in source.constants.shapes.items() if name in names}
+    return Known({name: walk.known[name].numpy() for name in names if name in walk.known}, shapes)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of onnxruntime and onnx."""
+    return {name: str(_extras.load_extra(name, ONNX_EXTRA).__version__) for name in ("onnxruntime", "onnx")}
 
 
 def _named(call: CallTensors, graph: Graph) -> CallTensors:
     """Return the call, with the name of its node as the site if the graph names no module."""
-    # `run_inside` writes "<node>:12" as the source line of the 12th node, counted from 1.
+    # `code_line` says "<node>:12" of the 12th node, counted from 1.
     file, _, line = ((call.call and call.call.softmax_at) or "").rpartition(":")
     if call.site or file != "<node>":
         return call
@@ -145,12 +245,18 @@ def _product_after(graph: Graph, name: str) -> list[str]:
 # -- the judgement -----------------------------------------------------------------------------------------------------
 
 
-def _difference(walk: Walk, ran: Arrays, names: tuple[str, ...]) -> str | None:
-    """Return the reason to discard the walk, or None if its outputs agree with onnxruntime's."""
-    both = {name: ran[name] for name in names if name in walk.made and isinstance(ran.get(name), np.ndarray)}
-    rights = {name: right for name, array in both.items() if (right := to_tensor(array)).is_floating_point()}
+def _difference(
+    root: ForeignModule, source: OnnxSource, bound: Bound, ran: Arrays, names: tuple[str, ...]
+) -> str | None:
+    """Return the reason to draw no conclusion, or None if these tensors agree with onnxruntime's."""
+    walk = source.last
+    known = [name for name in names if name in walk.made and isinstance(ran.get(name), np.ndarray)]
+    rights = {name: right for name in known if (right := to_tensor(ran[name])).is_floating_point()}
+    # What is folded is a constant in every dtype.
+    refs = {name: walk.refs[name] for name in rights if name in walk.refs}
+    exact = dict(zip(refs, root.inside(bound, [*refs.values()], RunDtypes(torch.float64)), strict=True))
     for name, right in rights.items():
-        off = beyond_rounding(right, walk.made[name], walk.exact[name])
+        off = beyond_rounding(right, walk.made[name], exact.get(name, walk.made[name].double()))
         if off is not None:
             return Message("graphs.other_outputs", gap=f"{off:.3g}", name=name[:60])
     return None if rights else Message("graphs.no_output")

@@ -50,16 +50,15 @@ def _attention(step: OnnxStep) -> Result:
     if odd := [name for name in given if name in _REFUSED_INPUTS]:
         raise UnsupportedError(f"{node.op} with {', '.join(odd)}")
     projects = "weight" in names  # com.microsoft's Attention applies the projections itself
-    if projects and "past" in given and given["past"].shape[-2]:
-        raise UnsupportedError("Attention with a cache of keys")
     q, k, v = _projected(step) if projects else _operands(step, given)
     interleaved = bool(step.attribute("rotary_interleaved", 0))
     if not projects and step.attribute("do_rotary", 0):
         cos, sin = (step.tensor(index)[: q.shape[2]] for index in (7, 8))
         q, k = (_turned(x, cos, sin, interleaved) for x in (q, k))
-    past = given["past_k"].shape[-2] if "past_k" in given and "past_v" in given else 0
+    earlier = (given["past"][0], given["past"][1]) if "past" in given else (given.get("past_k"), given.get("past_v"))
+    past = 0 if earlier[0] is None or earlier[1] is None else earlier[0].shape[-2]
     if past:
-        k, v = torch.cat((given["past_k"], k), 2), torch.cat((given["past_v"], v), 2)
+        k, v = (torch.cat((before, x), 2) for before, x in zip(earlier, (k, v), strict=True) if before is not None)
     # The cache to return: com.microsoft's Attention has keys and values in one tensor, the others in two.
     cache = (torch.stack((k, v)), k) if projects else (k, v)
     if k.shape[1] != q.shape[1]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,20 +50,13 @@ def run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
         ModelError: onnxruntime does not run the graph.
     """
     proto, runtime = _extras.load_extra("onnx", ONNX_EXTRA), _extras.load_extra("onnxruntime", ONNX_EXTRA)
-    options = runtime.SessionOptions()
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 4  # fatal messages only: errors are raised in any case
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry(_FOLDER, str(graph.folder))
     outputs = graph.model.graph.output
     count = len(outputs)
     try:
         outputs.extend(proto.ValueInfoProto(name=name) for name in names[count:])
         with unsigned_weights(graph):
             whole = graph.model.SerializeToString()
-        session = runtime.InferenceSession(whole, options, providers=["CPUExecutionProvider"])
-        return dict(zip(names, session.run(names, given), strict=True))
+        return dict(zip(names, opened_session(whole, graph.folder).run(names, given), strict=True))
     except (*INTERRUPTS, MissingExtraError):
         raise
     except Exception as error:  # onnxruntime and protobuf have their own error types
@@ -72,6 +66,24 @@ def run_exposed(graph: Graph, given: Arrays, names: list[str]) -> Arrays:
         ) from error
     finally:
         del outputs[count:]
+
+
+def opened_session(model: bytes, folder: Path | None = None) -> Any:
+    """Return a session of onnxruntime on the CPU, without graph optimisations.
+
+    Args:
+        model: The model's bytes.
+        folder: Folder of its external tensors.
+    """
+    runtime = _extras.load_extra("onnxruntime", ONNX_EXTRA)
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 4  # fatal messages only: errors are raised in any case
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if folder is not None:
+        options.add_session_config_entry(_FOLDER, str(folder))
+    return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 @contextmanager

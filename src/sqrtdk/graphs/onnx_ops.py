@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sqrtdk.errors import UnsupportedError
+from sqrtdk.errors import ModelError, UnsupportedError
 from sqrtdk.graphs.graph import to_tensor
 from sqrtdk.graphs.onnx_attention import ATTENTION_OPERATIONS, FUSED_OPERATIONS
 from sqrtdk.graphs.onnx_layers import LAYER_OPERATIONS, fake_quantised
 from sqrtdk.graphs.onnx_recurrent import RECURRENT_OPERATIONS
 from sqrtdk.graphs.onnx_shapes import SHAPES
 from sqrtdk.graphs.onnx_step import OnnxStep, Operation, Result, binary, of_torch, torch_dtype
-from sqrtdk.graphs.rewriting import ROUNDED_OPERATOR
+from sqrtdk.graphs.rewriting import ROUNDED_OPERATOR, TAKEN_OPERATOR
+from sqrtdk.messages import Message
 
 
 def _pairs(function: Callable[[Any, Any], Tensor]) -> Operation:
@@ -177,6 +178,19 @@ _WITH_ATTRIBUTES: dict[str, Operation] = {
     "ThresholdedRelu": of_torch(lambda x, alpha: torch.where(x > alpha, x, 0.0), alpha=1.0),
     "Where": _where,
 }  # fmt: skip
+
+
+def _taken(step: OnnxStep) -> Tensor:
+    """Return the first input, if each other one holds the value that it had when a branch or a loop was written out."""
+    for index, value in enumerate(step.attribute("values", ())):
+        held = step.operand(index + 1)
+        known = not isinstance(held, Tensor) or not held.is_meta
+        if known and bool(torch.as_tensor(held != value).any()):
+            raise ModelError(Message("graphs.other_branch", name=step.node.outputs[0][:60]))
+    first = step.tensor(0)
+    return first.view_as(first)  # a tensor of its own: a step that gives what it takes is left out
+
+
 ONNX_OPERATIONS: dict[tuple[str, str], Operation] = {
     **{("", name): of_torch(function) for name, function in _OF_ONE.items()},
     **{("", name): _pairs(function) for name, function in _OF_TWO.items()},
@@ -185,6 +199,7 @@ ONNX_OPERATIONS: dict[tuple[str, str], Operation] = {
     **{("", name): operation for name, operation in RECURRENT_OPERATIONS.items()},
     **FUSED_OPERATIONS,
     **ATTENTION_OPERATIONS,
+    TAKEN_OPERATOR: _taken,
     ROUNDED_OPERATOR: of_torch(fake_quantised, scale=None, zero=None, fixed=False),
 }
 

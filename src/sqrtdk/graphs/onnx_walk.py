@@ -1,40 +1,33 @@
-"""Walks an ONNX graph as torch operations, on the meta device or on values.
+"""The nodes of an ONNX graph as flat steps, on the meta device or on values of its inputs.
 
-Each graph is walked twice. The first walk finds shapes and folds small constants (sizes, axes, a scale) into numbers.
-The second walk uses these numbers and runs under the caller's trace. On values the first walk is in float64, which
-gives the result of the graph without the rounding of its own dtypes.
+A walk through the nodes finds shapes and dtypes, and folds small constants (sizes, axes, a scale) into numbers. Each
+node that is left is a step. An operator that is not read is an opaque step where the shapes of its results are known.
 """
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sqrtdk.errors import INTERRUPTS, ModelError, UnsupportedError, kind_and_text
-from sqrtdk.frontends import regions
-from sqrtdk.graphs import places
-from sqrtdk.graphs.counts import count_of_graph
-from sqrtdk.graphs.graph import Graph, GraphNode, UnreadAttention, load_graph, refuse_many
-from sqrtdk.graphs.inputs import PADDING_MASK_NAME, onnx_input_shape, shown_sizes
+from sqrtdk.frontends.opaque import UnreadStep
+from sqrtdk.frontends.program import FlatProgram, FlatStep, RunDtypes
+from sqrtdk.graphs.graph import Graph, GraphNode, UnreadAttention
 from sqrtdk.graphs.onnx_attention import ATTENTION_OPERATIONS
+from sqrtdk.graphs.onnx_opaque import opaque_step, reads_of
 from sqrtdk.graphs.onnx_ops import ONNX_OPERATIONS, operate
 from sqrtdk.graphs.onnx_shapes import RANDOM_NODES
-from sqrtdk.graphs.onnx_step import ONNX_DTYPES, OnnxStep, torch_dtype
-from sqrtdk.graphs.onnx_weights import find_weights
-from sqrtdk.graphs.quantised import without_quantisation
+from sqrtdk.graphs.onnx_step import OnnxStep, torch_dtype
+from sqrtdk.graphs.onnx_weights import MOST_FOLDED, GraphConstants
+from sqrtdk.graphs.places import code_line, place_of
 from sqrtdk.messages import Message
-from sqrtdk.models.modules import is_finite
-from sqrtdk.models.records import LoadedModel
 
-MOST_FOLDED = 2**12  # largest constant folded in the first walk, in elements
-MOST_SEARCHED_ELEMENTS = 2**28  # largest weight searched for NaN, in elements
-MOST_ELEMENTS = 2**40  # largest tensor on the meta device, in elements
+_NOWHERE = "?"  # path of a step whose module the exporter did not note
 Tensors = dict[str, Tensor]
 # Operators after which the weights of a softmax are none any more, and those that only change or move them.
 _ENDS_OF_WEIGHTS = frozenset({"CumSum", "Shape", "Size", "ArgMax", "ArgMin", "TopK", "NonZero", "Greater", "Less"})
@@ -43,275 +36,271 @@ _ONLY_MOVED = frozenset({"Add", "Sub", "Mul", "Div", "Cast", "Identity", "Reshap
                          "Dropout"})  # fmt: skip
 
 
-def walkable(file: Graph) -> Graph:
-    """Return the graph of a file without quantised operators.
-
-    Raises:
-        ModelError: The graph is too large, or of an opset that the installed onnx does not know.
-    """
-    from onnx.defs import onnx_opset_version
-
-    refuse_many(len(file.nodes))
-    newest = onnx_opset_version()
-    if not 1 <= file.opset <= newest:
-        raise ModelError(
-            f"the graph is of opset {file.opset}; the installed onnx knows 1 to {newest}",
-            hint="Update onnx, or export with an opset that it knows.",
-        )
-    return without_quantisation(file)
-
-
-def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> places.GraphModel:
-    """Return an ONNX graph as a model whose forward pass walks the graph on the device "meta".
-
-    Nothing is computed there: the walk gives shapes and operations.
+class Walk:
+    """One walk through the nodes of a graph.
 
     Args:
-        path: The file.
-        config: Config of the model that was exported, or None.
-        larger: As for `number_for`.
-    """
-    file = load_graph(path)
-    walk = Walk(walkable(file), larger=larger)
-    walk.first()
-    root = regions.class_of(walk.graph.root_class, places.GraphRoot)(walk.again, config)
-    values = walk.place(root)
-    notes: tuple[str, ...] = (shown_sizes(walk.sizes),) if walk.sizes else ()
-    notes += tuple(Message("graphs.mask_of_ones", name=name) for name in walk.masks)
-    if walk.unread:
-        ops = ", ".join(sorted(walk.unread)[:5])
-        what = Message("graphs.and_more", names=ops) if len(walk.unread) > 5 else ops
-        notes += (Message("graphs.unread", what=what),)
-    if walk.folded:
-        notes += (Message("graphs.folded", count=len(walk.folded)),)
-    loaded = LoadedModel(root, tuple(walk.inputs.values()), str(path), "onnx", config, notes=notes, masks=values)
-    unread = tuple(sorted(walk.unread))
-    missing, numbers = tuple(walk.missing), count_of_graph(file)
-    return places.GraphModel(loaded, numbers, missing, walk.sizes, walk.operators(), unread, walk.sick)
+        constants: The graph and its constants.
+        env: Its inputs by name.
+        masks: Padding masks, which are ones, on the meta device.
+        sizes: Numbers chosen for free sizes.
+        wanted: Names of tensors to keep.
 
-
-@dataclass(eq=False)
-class Walk:
-    """Both walks of a graph in floating-point numbers, on the meta device or on `values` of the inputs.
-
-    `wanted` names the tensors to keep. With `larger`, free sizes get other numbers than without it.
+    Attributes:
+        known: Values of small constants, folded ones included.
+        made: The wanted tensors, in the dtypes of the file.
+        refs: References of the tensors that steps read or give, by name.
+        origins: Names of the module's tensors, each with the name of the constant that it is.
+        read: The nodes that are read.
+        steps: The steps; nodes that are folded have none.
+        nodes: The node of each step.
+        missing: Attentions that are not read.
+        unread: Operators that are not read, each with its place.
     """
 
-    graph: Graph
-    larger: bool = False
-    values: Mapping[str, Tensor] | None = None
-    wanted: Collection[str] = ()
-    exact: Tensors = field(default_factory=dict)  # wanted tensors of the first walk, in float64 if it is on values
-    made: Tensors = field(default_factory=dict)  # wanted tensors of the second walk, in the dtypes of the file
-    inputs: Tensors = field(default_factory=dict)  # inputs of the graph, and constants that are queries
-    masks: Tensors = field(default_factory=dict)  # padding masks, assumed to be ones; on the meta device
-    sizes: dict[str, int] = field(default_factory=dict)  # numbers chosen for free sizes
-    missing: list[UnreadAttention] = field(default_factory=list)  # attentions that are not read
-    unread: set[str] = field(default_factory=set)  # operators that are not read
-    learned: set[str] = field(default_factory=set)  # names of constants that are weights
-    folded: set[str] = field(default_factory=set)  # names of constants that are queries
-    _names: dict[str, str] = field(default_factory=dict)  # parameter names of weights that the file renamed
-    _env: Tensors = field(default_factory=dict)  # tensors of the current walk
-    _known: Tensors = field(default_factory=dict)  # values of small constants
-    _empty: Tensors = field(default_factory=dict)  # constants of the file, on the meta device
-    _constants: Tensors = field(default_factory=dict)  # tensors that the model's modules hold
-    _lost: dict[str, str] = field(default_factory=dict)  # unreadable tensors, each with the reason
-    _modules: dict[str, nn.Module] = field(default_factory=dict)
-    _readable: list[GraphNode] = field(default_factory=list)
-
-    # -- the first walk ------------------------------------------------------------------------------------------------
-
-    def first(self) -> None:
-        """Walk the graph for the first time: find shapes, fold constants, and list operators that can't be read."""
-        self.learned, self.folded, self._names = find_weights(self.graph)
-        for value in self.graph.inputs:
-            self._input(value)
-        for name, proto in self.graph.initializers.items():
-            empty = self._declared("tensor", name, [int(size) for size in proto.dims], int(proto.data_type))
-            if empty is None:
-                continue
-            self._empty[name] = empty
-            if name in self.folded:
-                self.inputs[name] = self._tensor(name)
-            elif name not in self.learned and empty.numel() <= MOST_FOLDED:
-                self._known[name] = self.graph.tensor(name)
-        left = _last_uses(self.graph.nodes)
+    def __init__(
+        self, constants: GraphConstants, env: Tensors, masks: Tensors, sizes: Mapping[str, int], wanted: Collection[str]
+    ) -> None:
+        self.source, self.graph, self.sizes = constants, constants.graph, sizes
+        self.env = env | masks
+        self.known = dict(constants.known)
+        self.lost = dict(constants.lost)
+        self.made: Tensors = {}
+        self.refs: dict[str, int] = {}
+        self.origins: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.read: list[GraphNode] = []
+        self.steps: list[FlatStep] = []
+        self.nodes: list[GraphNode] = []
+        self.missing: list[UnreadAttention] = []
+        self.unread: dict[str, str] = {}
+        self.inputs = tuple(self.ref(name) for name in env)
+        self.parameters: dict[int, str] = {}
+        self.folded: dict[int, Tensor] = {}
+        self.numbers = RunDtypes(device=torch.device("meta" if constants.on_meta else "cpu"))
+        left = {} if constants.on_meta else _last_uses(self.graph)  # on the meta device memory costs nothing
         for node in self.graph.nodes:
-            lost = next((self._lost[name] for name in node.inputs if name in self._lost), None) or self._sized(node)
-            if lost is None:
-                self._readable.append(node)
-                self._fold(node)
-            else:
-                self._lose(node, lost)
-            # On values, memory is freed after the last use. On the meta device it costs nothing.
-            for name in left.get(node, ()) if self.values is not None else ():
-                self._env.pop(name, None)
+            self._take(node)
+            self.made |= {name: self.env[name] for name in node.outputs if name in wanted and name in self.env}
+            for name in left.get(node, ()):
+                self.env.pop(name, None)
+        self.steps = _with_paths(self.steps)
+        self.own = [value.name for value in self.graph.model.graph.output if value.name in self.refs]
+        self._place_constants()
+        self.env.clear()
 
-    def _declared(self, what: str, name: str, shape: list[int], data_type: int) -> Tensor | None:
-        """Return a meta tensor of the declared shape and dtype.
+    def ref(self, name: str) -> int:
+        """Return the reference of a tensor."""
+        return self.refs.setdefault(name, len(self.refs))
 
-        Returns None, and notes the tensor as lost, if torch has no such dtype.
-        """
-        if data_type not in ONNX_DTYPES:
-            self._lost[name] = Message("graphs.input_type", type=data_type)
-            return None
-        if math.prod(shape) > MOST_ELEMENTS or any(size < 0 for size in shape):
-            raise ModelError(f"the {what} {name[:100]!r} has the shape {shape[:8]}", hint="Export it again.")
-        return torch.empty(shape, dtype=ONNX_DTYPES[data_type], device="meta")
+    def program(self, outputs: Sequence[str]) -> FlatProgram:
+        """Return the program that gives these tensors."""
+        every = tuple(self.refs[name] for name in outputs)
+        return FlatProgram(self.inputs, self.parameters, self.folded, tuple(self.steps), every)
 
-    def _input(self, value: Any) -> None:
-        name, kind = value.name, value.type.tensor_type
-        if self.values is not None:
-            self.inputs[name], self._env[name] = self.values[name], _wide(self.values[name])
-            return
-        if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
-            self._lost[name] = Message("graphs.input_shape")
-            return
-        tensor = self._declared("input", name, onnx_input_shape(value, self.sizes, self.larger), int(kind.elem_type))
-        if tensor is not None:
-            (self.masks if PADDING_MASK_NAME.search(name) and tensor.dim() == 2 else self.inputs)[name] = self._env[
-                name
-            ] = tensor
+    def _take(self, node: GraphNode) -> None:
+        """Add the step of a node, or note its outputs as lost."""
+        lost = next((self.lost[name] for name in node.inputs if name in self.lost), None)
+        if lost is None:
+            count = len(self.steps)
+            lost = self._add(node) or ""
+            if not lost:
+                self.read.append(node)
+                if self._fold(node):
+                    del self.steps[count:], self.nodes[count:]
+                return
+            path, (file, line) = node.scope or "", code_line(node.stack, node.number + 1)
+            self.unread.setdefault(lost[:80], place_of(path, file, line))
+            stands = self._add_opaque(node)
+        else:
+            stands = False
+        inner = next((op for domain, op in node.inner if attends(domain, op)), None)
+        if inner is not None:
+            self._miss(node, Message("graphs.inside", name=inner, other=node.op))
+        elif attends(node.domain, node.op) and may_weigh(self.graph, node):
+            self._miss(node, Message("graphs.after_unread", name=node.op, what=lost))
+        if not stands:
+            self.lost |= dict.fromkeys(filter(None, node.outputs), lost)
 
-    def _sized(self, node: GraphNode) -> str | None:
-        """Adds the outputs of an operation to `_env`. Returns the reason if it is not read, else None."""
+    def _miss(self, node: GraphNode, reason: str) -> None:
+        self.missing.append(UnreadAttention(node.site, reason))
+
+    def _add(self, node: GraphNode) -> str | None:
+        """Add the step of a node, and its outputs to `env`; return what is not read, if it is not."""
         if (node.domain, node.op) not in ONNX_OPERATIONS or node.inner:
-            self.unread.add(f"{node.domain}::{node.op}"[:60] if node.domain else node.op[:60])
-            return node.op
+            return f"{node.domain}::{node.op}"[:60] if node.domain else node.op[:60]
         try:
-            made = self._made(node, self._env, wide=self.values is not None)
+            run, given = _Operator(node, self.graph, self.known, self.source.learned), self._values(node)
+            made = run.results(self.numbers, given)
+            if not self._is_same(node, given, made):
+                self._keep(node, [name for name in node.inputs if name], run, made)
         except (*INTERRUPTS, ModelError):
             raise
         except Exception as error:  # torch raises many types for shapes that do not fit
-            lost = str(error) if isinstance(error, UnsupportedError) else f"{node.op}: {kind_and_text(error, 120)}"
-            self.unread.add(lost[:80])
-            return lost
-        self._env |= made
-        self.exact |= {name: tensor for name, tensor in made.items() if name in self.wanted}
+            return str(error) if isinstance(error, UnsupportedError) else f"{node.op}: {kind_and_text(error, 120)}"
         return None
 
-    def _lose(self, node: GraphNode, why: str) -> None:
-        self._lost |= dict.fromkeys(filter(None, node.outputs), why)
-        inner = next((op for domain, op in node.inner if attends(domain, op)), None)
-        if inner is not None:
-            self.missing.append(UnreadAttention(node.site, Message("graphs.inside", name=inner, other=node.op)))
-        elif attends(node.domain, node.op) and may_weigh(self.graph, node):
-            self.missing.append(UnreadAttention(node.site, Message("graphs.after_unread", name=node.op, what=why)))
+    def _is_same(self, node: GraphNode, given: tuple[Tensor | None, ...], made: Tensors) -> bool:
+        """Note that the output of a node is one of its inputs, if it is: a Cast to its own dtype, an Identity.
 
-    def _fold(self, node: GraphNode) -> None:
-        """Adds the outputs of an operation to `_known` if it has only known inputs, or reads only a shape."""
-        # 1 / sqrt(q.shape[-1]) may be exported as Shape, Slice, Cast, Sqrt, Div: all of it folds to one number.
-        constant = node.op in ("Shape", "Size") or all(name in self._known for name in node.inputs if name)
-        large = any(self._env[name].numel() > MOST_FOLDED for name in node.outputs if name in self._env)
-        if not constant or large or node.op in RANDOM_NODES or (node.domain, node.op) in ATTENTION_OPERATIONS:
-            return
+        An exporter lets all readers of x share one such Cast(x), as that of a norm. Without a step, a residual sum
+        reads x itself, and not what a norm gives.
+        """
+        if len(made) != 1:
+            return False
+        ((output, tensor),) = made.items()
+        name = next((name for name, x in zip(node.inputs, given, strict=True) if x is tensor), None)
+        if name is None:
+            return False
+        self.refs[output], self.env[output] = self.ref(name), tensor
+        return True
+
+    def _keep(self, node: GraphNode, reads: Sequence[str], run: Any, made: Tensors) -> None:
+        self.env |= made
+        self.nodes.append(node)
+        file, line = code_line(node.stack, node.number + 1)
+        self.steps.append(FlatStep(
+            node.op, partial(run, tuple(made)), tuple(map(self.ref, reads)), tuple(map(self.ref, made)),
+            tuple(tensor.dtype for tensor in made.values()), _NOWHERE if node.scope is None else node.scope, file, line,
+        ))  # fmt: skip
+
+    def _add_opaque(self, node: GraphNode) -> bool:
+        """Add an opaque step for a node, if its results are known."""
+        reads = reads_of(self.graph, node)
+        if any(name in self.lost for name in reads):
+            return False
         try:
-            self._known |= self._made(node, self._known, folds=True)
+            values = {name: self._tensor(name) for name in reads}
+            stands = opaque_step(self.graph, node, values, self.known, self._size)
+            if stands is None:
+                return False
+            made = dict(zip(filter(None, node.outputs), stands(*values.values()), strict=True))
+        except (*INTERRUPTS, ModelError):
+            raise
+        except Exception:  # onnxruntime has its own types of errors
+            return False
+        self._keep(node, reads, partial(_run_opaque, stands), made)
+        return True
+
+    def _size(self, symbol: str) -> int | None:
+        return self.sizes.get(symbol)
+
+    def _values(self, node: GraphNode) -> tuple[Tensor | None, ...]:
+        return tuple(self._tensor(name) if name else None for name in node.inputs)
+
+    def _tensor(self, name: str) -> Tensor:
+        return self.env[name] if name in self.env else self.source.tensor(name)
+
+    def _fold(self, node: GraphNode) -> bool:
+        """Add the outputs of a node to `known` if its inputs are known, or it reads only a shape; return whether."""
+        # 1 / sqrt(q.shape[-1]) may be exported as Shape, Slice, Cast, Sqrt, Div: all of it folds to one number.
+        constant = node.op in ("Shape", "Size") or all(name in self.known for name in node.inputs if name)
+        large = any(self.env[name].numel() > MOST_FOLDED for name in node.outputs if name in self.env)
+        if not constant or large or node.op in RANDOM_NODES or (node.domain, node.op) in ATTENTION_OPERATIONS:
+            return False
+        given = self._values(node) if node.op in ("Shape", "Size") else tuple(map(self.known.get, node.inputs))
+        try:
+            run = _Operator(node, self.graph, self.known, self.source.learned, folds=True)
+            self.known |= run.results(RunDtypes(), given)
         except INTERRUPTS:
             raise
         except Exception:  # the CPU may have no kernel for the dtype
-            return
+            return False
+        return {*filter(None, node.outputs)} <= self.known.keys()
 
-    # -- the second walk -----------------------------------------------------------------------------------------------
+    def _place_constants(self) -> None:
+        """Make what no step gives a tensor of the module; with values, numbers and folded constants are the program's.
 
-    def place(self, root: nn.Module) -> dict[str, Tensor]:
-        """Add the modules and constants of the graph to a root module.
-
-        Returns:
-            The values of small constants, by their names in the root.
+        The audit takes a number of a module for an attribute that the author wrote, which a graph has not.
         """
-        self._env = {}
-        classes = {node.scope: node.kind for node in self._readable if node.scope is not None}
-        names = [self._names.get(name, name) for name in self.graph.initializers]
-        holders = {name.rpartition(".")[0]: "" for name in names if "." in name}
-        self._modules = regions.place_modules(root, holders | classes)
-        used = {name for node in self._readable for name in node.inputs}
-        held = [name for name in self._empty if name not in self.folded]
-        held += [name for node in self._readable for name in node.outputs if name in self._known]
-        values: dict[str, Tensor] = {}
-        for name in filter(used.__contains__, dict.fromkeys(held)):
-            stored = self.values is not None or name in self._empty
-            twin = self._tensor(name) if stored else torch.empty_like(self._known[name], device="meta")
-            twin = nn.Parameter(twin, requires_grad=False) if name in self.learned else twin
-            self._constants[name] = twin
-            label = regions.place_tensor(self._modules, self._names.get(name, name), twin)
-            if self.values is None and (name in self._known or places.is_looked_at(twin)):
-                values[label] = self._known[name] if name in self._known else self.graph.tensor(name)
-        for name, mask in self.masks.items():
-            self._constants[name] = mask
-            values[regions.place_tensor(self._modules, name, mask)] = torch.ones(mask.shape, dtype=mask.dtype)
-        return values
-
-    @property
-    def sick(self) -> tuple[str, ...]:
-        """Names of the weights that hold NaN or infinity, among those small enough to be loaded."""
-        used = {name for node in self._readable for name in node.inputs if name in self.learned}
-        small = [name for name in used if name in self._empty and self._empty[name].numel() <= MOST_SEARCHED_ELEMENTS]
-        return tuple(sorted(self._names.get(name, name) for name in small if not is_finite(self.graph.tensor(name))))
-
-    def operators(self) -> dict[str, tuple[str, ...]]:
-        """Return the attention operators of each module path in order: "Softmax", or the name of a fused attention."""
-        found: dict[str, tuple[str, ...]] = {}
-        for node in self._readable:
-            if attends(node.domain, node.op):
-                site = (node.scope or "") if node.scope in self._modules else ""
-                name = "Softmax" if node.op == "Softmax" else f"{node.domain or 'ai.onnx'}.{node.op}"
-                found[site] = (*found.get(site, ()), name)
-        return found
-
-    def again(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """Walk the graph for the second time, inside the modules that `place` made; a trace records this walk.
-
-        Returns:
-            No outputs, {}; the tensors that were asked for are in `made`.
-        """
-        self._env = {**self._constants, **dict(zip(self.inputs, inputs, strict=True))}
-        left = _last_uses(self._readable)
-        for node in self._readable:
-            if all(name in self._constants or not name for name in node.outputs):  # folded in the first walk
+        given = {*self.inputs, *(ref for step in self.steps for ref in step.gives)}
+        reads = {ref for step in self.steps for ref in step.reads} | {self.refs[name] for name in self.own}
+        for name, ref in self.refs.items():
+            if ref in given or ref not in reads:
                 continue
-            at = (node.scope or "", node.stack, node.number + 1)
-            made = places.run_inside(self._modules, *at, self._made, node, self._env)
-            for name, tensor in made.items():
-                self._env.setdefault(name, tensor)
-                if name in self.wanted:
-                    self.made[name] = tensor
-            for name in left.get(node, ()):
-                if name not in self._constants:
-                    self._env.pop(name, None)
-        return {}
-
-    def _made(
-        self, node: GraphNode, sources: Mapping[str, Tensor], *, folds: bool = False, wide: bool = False
-    ) -> dict[str, Tensor]:
-        """Return the outputs of an operation by name.
-
-        With `folds` all inputs are constants and the operation runs on the CPU. With `wide` it runs in float64.
-        """
-        given = tuple(sources[n] if n in sources else self._tensor(n) if n else None for n in node.inputs)
-        first = given[0] if given else None
-        # In the float64 walk, a Cast between floating-point dtypes would round: it is left out.
-        rounds = wide and node.op == "Cast" and torch_dtype(node.attributes["to"]).is_floating_point
-        if rounds and first is not None and first.is_floating_point():
-            return {node.outputs[0]: first}
-        if wide and node.op != "Gather":  # a lookup takes a few rows, so the whole table is not widened
-            given = tuple(None if tensor is None else _wide(tensor) for tensor in given)
-        device = "cpu" if folds or self.values is not None else "meta"
-        step = OnnxStep(node, self.graph, given, self._known, device, self.learned, as_numbers=not folds)
-        made = operate(step)
-        return {name: _wide(tensor) for name, tensor in made.items()} if wide else made
-
-    def _tensor(self, name: str) -> Tensor:
-        """Return a tensor of the walk or a constant of the file, on the meta device unless the walk has values."""
-        if name in self._env:
-            return self._env[name]
-        if self.values is None:
-            return self._empty[name]
-        return self._known[name] if name in self._known else self.graph.tensor(name)
+            given.add(ref)  # two names of one tensor
+            own = name not in self.graph.initializers or (name in self.known and self.known[name].numel() == 1)
+            if own and not self.source.on_meta:
+                self.folded[ref] = self.known[name]
+                continue
+            label = self.source.renamed.get(name, name)
+            label = label if label not in self.origins else name
+            self.origins[label] = name, ()
+            self.parameters[ref] = label
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+@dataclass(frozen=True, slots=True, eq=False)
+class _Operator:
+    """Runs a node that is read.
+
+    Attributes:
+        node: The node.
+        graph: Its graph.
+        known: Values of small constants.
+        learned: Names of weights.
+        folds: Whether all of its inputs are constants.
+    """
+
+    node: GraphNode
+    graph: Graph
+    known: Mapping[str, Tensor] = field(repr=False)
+    learned: set[str] = field(repr=False)
+    folds: bool = False
+
+    def __call__(self, names: Sequence[str], numbers: RunDtypes, *reads: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs of these names, from the inputs that are not omitted."""
+        given = iter(reads)
+        made = self.results(numbers, tuple(next(given) if name else None for name in self.node.inputs))
+        return tuple(made[name] for name in names)
+
+    def results(self, numbers: RunDtypes, given: tuple[Tensor | None, ...]) -> Tensors:
+        """Return the outputs by name. A run in float64 leaves out casts between floating-point dtypes, which round."""
+        node, wide = self.node, numbers.wide
+        if wide is not None:
+            first = given[0] if given else None
+            rounds = node.op == "Cast" and torch_dtype(node.attributes["to"]).is_floating_point
+            if rounds and first is not None and first.is_floating_point():
+                return {node.outputs[0]: first.to(wide)}
+            if node.op != "Gather":  # a lookup takes a few rows, so the whole table is not widened
+                given = tuple(None if x is None else numbers.cast(x, x.dtype) for x in given)
+        device = str(numbers.device)
+        return operate(OnnxStep(node, self.graph, given, self.known, device, self.learned, as_numbers=not self.folds))
+
+
+def _run_opaque(stands: UnreadStep, names: Sequence[str], numbers: RunDtypes, *reads: Tensor) -> tuple[Tensor, ...]:
+    return tuple(stands(*reads))
+
+
+def _with_paths(steps: Sequence[FlatStep]) -> list[FlatStep]:
+    """Return the steps with a module for those that have none: the innermost that the steps around them share.
+
+    An optimiser that writes two Slices of q as one Split notes no module at it. It is in the middle of an attention, as
+    the steps before and behind it.
+    """
+    behind = [""] * len(steps)
+    for at in range(len(steps) - 2, -1, -1):
+        behind[at] = steps[at + 1].path if steps[at + 1].path != _NOWHERE else behind[at + 1]
+    made: list[FlatStep] = []
+    before = ""
+    for step, after in zip(steps, behind, strict=True):
+        if step.path == _NOWHERE:
+            step = replace(step, path=_shared_module(before.split("."), after.split(".")))
+        else:
+            before = step.path
+        made.append(step)
+    return made
+
+
+def _shared_module(one: Sequence[str], other: Sequence[str]) -> str:
+    """Return the innermost module around two modules; a list of layers is none.
+
+    Example:
+        >>> _shared_module(["h", "0", "attn"], ["h", "0", "mlp"]), _shared_module(["h", "0"], ["h", "1"])
+        ('h.0', '')
+    """
+    count = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    while count and any(part.isdigit() for part in (*one[count : count + 1], *other[count : count + 1])):
+        count -= 1
+    return ".".join(one[:count])
 
 
 def attends(domain: str, op: str) -> bool:
@@ -344,9 +333,9 @@ def may_weigh(graph: Graph, softmax: GraphNode) -> bool:
     return False
 
 
-def _last_uses(nodes: Sequence[GraphNode]) -> dict[GraphNode, list[str]]:
+def _last_uses(graph: Graph) -> dict[GraphNode, list[str]]:
     """Return for each node the tensors that no later node uses, which can be freed after it."""
-    last = {name: node for node in nodes for name in (*node.inputs, *node.outputs) if name}
+    last = {name: node for node in graph.nodes for name in (*reads_of(graph, node), *node.outputs) if name}
     left: dict[GraphNode, list[str]] = {}
     for name, node in last.items():
         left.setdefault(node, []).append(name)

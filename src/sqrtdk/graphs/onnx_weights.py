@@ -6,10 +6,17 @@ import math
 from collections.abc import Iterable, Mapping
 
 import torch
+from torch import Tensor
 
+from sqrtdk.errors import ModelError
 from sqrtdk.frontends.regions import is_module_path
 from sqrtdk.graphs.graph import Graph
 from sqrtdk.graphs.onnx_shapes import RANDOM_NODES
+from sqrtdk.graphs.onnx_step import ONNX_DTYPES
+from sqrtdk.messages import Message
+
+MOST_FOLDED = 2**12  # largest constant that is folded, in elements
+MOST_ELEMENTS = 2**40  # largest tensor on the meta device, in elements
 
 _WEIGHT_INPUTS = {"MatMul": (1,), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (1,), "FusedConv": (1,),
                   "FusedGemm": (1,), "FusedMatMul": (1,), "LayerNormalization": (1, 2),
@@ -18,6 +25,66 @@ _WEIGHT_INPUTS = {"MatMul": (1,), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (
 _MOST_WHOLE = 2**16  # largest width whose root a scale may be
 _MOVED = ("Transpose", "Cast", "Identity", "Reshape", "Mul", "Div", "Unsqueeze", "Squeeze", "Expand")
 _FLOATING = (1, 10, 11, 16)  # ONNX's numbers of the floating-point dtypes that torch has
+
+
+class GraphConstants:
+    """The constants of a graph, with values or on the meta device.
+
+    Args:
+        graph: The graph.
+        on_meta: Whether they have shapes alone.
+
+    Attributes:
+        learned: Names of the weights.
+        queries: Names of the constants that are queries.
+        renamed: Parameter names of weights that the file renamed.
+        known: Values of small constants.
+        shapes: Shapes and dtypes by name, of constants and of what is declared.
+        lost: Names of those that torch does not have, each with the reason.
+    """
+
+    def __init__(self, graph: Graph, on_meta: bool) -> None:
+        self.graph, self.on_meta = graph, on_meta
+        self.learned, folded, self.renamed = find_weights(graph)
+        self.shapes: dict[str, tuple[list[int], torch.dtype]] = {}
+        self.lost: dict[str, str] = {}
+        declared = [
+            name
+            for name, proto in graph.initializers.items()
+            if self.declare("tensor", name, [int(size) for size in proto.dims], int(proto.data_type))
+        ]
+        self.queries = [name for name in declared if name in folded]
+        small = [name for name in declared if name not in folded | self.learned and self.size(name) <= MOST_FOLDED]
+        self.known = {name: graph.tensor(name) for name in small}
+
+    def declare(self, what: str, name: str, shape: list[int], data_type: int) -> bool:
+        """Note shape and dtype of a tensor; return False, and note it as lost, if torch has no such dtype.
+
+        Raises:
+            ModelError: The shape is larger than memory.
+        """
+        if data_type not in ONNX_DTYPES:
+            self.lost[name] = Message("graphs.input_type", type=data_type)
+            return False
+        if math.prod(shape) > MOST_ELEMENTS or any(size < 0 for size in shape):
+            raise ModelError(f"the {what} {name[:100]!r} has the shape {shape[:8]}", hint="Export it again.")
+        self.shapes[name] = shape, ONNX_DTYPES[data_type]
+        return True
+
+    def size(self, name: str) -> int:
+        """Return the number of elements of a declared tensor."""
+        return math.prod(self.shapes[name][0])
+
+    def empty(self, name: str) -> Tensor:
+        """Return a declared tensor without values, on the meta device."""
+        shape, dtype = self.shapes[name]
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a constant."""
+        if self.on_meta:
+            return self.empty(name)
+        return self.known[name] if name in self.known else self.graph.tensor(name)
 
 
 def find_weights(graph: Graph) -> tuple[set[str], set[str], dict[str, str]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqrtdk.errors import INTERRUPTS, MissingExtraError, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.graphs.model_file import file_beside, folder_of
-from sqrtdk.graphs.onnx_walk import walk_onnx
+from sqrtdk.graphs.onnx import walk_onnx
 from sqrtdk.graphs.places import GraphModel
 from sqrtdk.graphs.program import walk_program
 from sqrtdk.messages import Message

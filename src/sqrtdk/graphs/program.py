@@ -14,20 +14,22 @@ import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
-from sqrtdk.frontends import regions
-from sqrtdk.graphs import places
+from sqrtdk.frontends.module import foreign_module
+from sqrtdk.frontends.regions import place_tensor
 from sqrtdk.graphs.counts import count_of_program
 from sqrtdk.graphs.graph import refuse_many
 from sqrtdk.graphs.guards import Bounds, Guards, read_guards, sizes_meeting
 from sqrtdk.graphs.inputs import PADDING_MASK_NAME, inputs_by_name, number_for, shown_sizes
+from sqrtdk.graphs.places import GraphModel, is_looked_at, note_on_unread
 from sqrtdk.graphs.program_file import refuse_code
+from sqrtdk.graphs.program_walk import ProgramSource, scope_of
 from sqrtdk.messages import Message
 from sqrtdk.models.alone import alone
 from sqrtdk.models.modules import is_finite
@@ -60,18 +62,12 @@ def read_exported(
             match those of the exported forward.
     """
     program, module, guards = _load_program(path, trust_remote_code)
-    for parameter in module.parameters():
-        parameter.requires_grad_(False)
     args, kwargs = program.example_inputs if program.example_inputs else ((), {})
-    # If the file does not name the arguments, the module's forward does.
-    names = getattr(program.module_call_graph[0].signature, "forward_arg_names", None)
-    if not names:
-        parameters = [name for name in inspect.signature(module.forward).parameters if name not in kwargs]
-        names = (*parameters[: len(args)], *kwargs)
+    names = _names(program, module)
     examples = {**dict(zip(names, args, strict=False)), **kwargs}
     if inputs is None and not args and not kwargs:
         raise ModelError("the program holds no inputs, and none were given", hint="Give them with --input FILE.")
-    given = examples if inputs is None else _fit(tuple(names), examples, inputs)
+    given = examples if inputs is None else _fit(names, examples, inputs)
     shapes = {name: tuple(value.shape) for name, value in given.items() if isinstance(value, Tensor)}
     broken = guards.broken_at(shapes)
     if broken is not None:
@@ -81,7 +77,9 @@ def read_exported(
             hint="Give inputs of such sizes (--input).",
         )
     in_order = not kwargs if inputs is None else len(names) == len(args)
-    return LoadedModel(module, tuple(given.values()) if in_order else given, str(path), "exported")
+    source = ProgramSource(module, names)
+    root, _ = foreign_module(source, source.bind(tuple(given.values()), {}), _class_of_root(module))
+    return LoadedModel(root, tuple(given.values()) if in_order else given, str(path), "exported")
 
 
 @alone()
@@ -172,7 +170,7 @@ def _fit(names: tuple[str, ...], examples: Mapping[str, Any], inputs: Inputs) ->
 
 def walk_program(
     path: str | os.PathLike[str], config: Any = None, *, trust_remote_code: bool = False, larger: bool = False
-) -> places.GraphModel:
+) -> GraphModel:
     """Return an exported program as a model whose forward pass walks it on the device "meta".
 
     Nothing is computed there: the walk gives shapes and operations.
@@ -184,105 +182,44 @@ def walk_program(
         larger: As for `number_for`.
     """
     program, module, guards = _load_program(path, trust_remote_code)
-    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
-    refuse_many(len(nodes))
+    refuse_many(sum(node.op == "call_function" for node in module.graph.nodes))
     inputs, sizes = _inputs(program, module, guards, larger)
     notes: tuple[str, ...] = (shown_sizes(sizes),) if sizes else ()
     if guards.unread:
         notes += (Message("graphs.conditions", count=guards.unread),)
-    scopes = {node: _scope(node) for node in nodes}
-    classes = {place: kind for stack in scopes.values() for place, kind in stack}
-    walker = _Walker(module, {node: stack[-1][0] if stack else "" for node, stack in scopes.items()})
-    root = regions.class_of(classes.get("", ""), places.GraphRoot)(walker.walk, config)
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers()), **_constants(module)}
-    holders = {path: "" for name in tensors if (path := name.rpartition(".")[0])}
-    walker.modules = regions.place_modules(root, holders | classes)
-    values: dict[str, Tensor] = {}
-    sick = []
-    for name, tensor in tensors.items():
-        learned = isinstance(tensor, nn.Parameter)
-        sick += [name] if learned and not is_finite(tensor) else []
-        twin = torch.empty_like(tensor, device="meta")
-        twin = nn.Parameter(twin, requires_grad=False) if learned else twin
-        placed = regions.place_tensor(walker.modules, name, twin)
-        walker.tensors[name] = twin
-        if places.is_looked_at(twin) and tensor.layout is torch.strided:
-            values[placed] = tensor.detach()
+    source = ProgramSource(module, _names(program, module), partial(_number_if_known, sizes=sizes))
+    given = source.nested([*inputs.values()])
+    root, _ = foreign_module(source, source.bind(given, {}), _class_of_root(module))
+    if config is not None:
+        root.config = config
+    modules = dict(root.named_modules(remove_duplicate=False))
+    values = {
+        root.held(name): tensor.detach()
+        for name, tensor in source.held.items()
+        if is_looked_at(tensor) and tensor.layout is torch.strided
+    }
     for name, tensor in inputs.items():
         if isinstance(tensor, Tensor) and PADDING_MASK_NAME.search(name) and tensor.dim() == 2:
-            values[regions.place_tensor(walker.modules, name, tensor)] = torch.ones_like(tensor, device="cpu")
+            values[place_tensor(modules, name, tensor)] = torch.ones_like(tensor, device="cpu")
             notes += (Message("graphs.mask_of_ones", name=name),)
-    loaded = LoadedModel(root, tuple(inputs.values()), str(path), "exported", config, notes=notes, masks=values)
-    return places.GraphModel(loaded, count_of_program(program, module), sizes=sizes, sick=tuple(sick))
+    notes += note_on_unread(source.unread)
+    learned = {name: tensor for name, tensor in source.held.items() if isinstance(tensor, nn.Parameter)}
+    sick = tuple(name for name, tensor in learned.items() if not is_finite(tensor))
+    loaded = LoadedModel(root, given, str(path), "exported", config, notes=notes, masks=values)
+    numbers = count_of_program(program, module)
+    return GraphModel(loaded, numbers, tuple(source.missing), sizes, unread=tuple(source.unread), sick=sick)
 
 
-class _Walker(torch.fx.Interpreter):
-    """Runs every operation on the meta device, inside the module that the exporter noted for it."""
-
-    def __init__(self, module: torch.fx.GraphModule, scopes: Mapping[torch.fx.Node, str]) -> None:
-        super().__init__(module)
-        self.tensors: dict[str, Tensor] = {}
-        self.modules: dict[str, nn.Module] = {}
-        self._scopes = scopes
-        self._count = 0
-
-    def walk(self, *inputs: Any) -> Any:
-        """Walks the program and returns its outputs."""
-        return self.run(*inputs, enable_io_processing=False)
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        """Runs one operation."""
-        if n.op == "get_attr" and n.target in self.tensors:
-            return self.tensors[str(n.target)]
-        if n.op == "call_module" and n.target == "_guards_fn":  # checks the sizes that the program was exported for
-            return None
-        if n.op != "call_function":
-            return super().run_node(n)
-        self._count += 1
-        at = (self._scopes.get(n, ""), str(n.meta.get("stack_trace") or ""), self._count)
-        return places.run_inside(self.modules, *at, self._call, n)
-
-    def _call(self, n: torch.fx.Node) -> Any:
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        try:
-            return n.target(*_on_meta(args), **_on_meta(kwargs))  # type: ignore[operator]
-        except (*INTERRUPTS, ModelError):
-            raise
-        except Exception as error:
-            raise ModelError(
-                f"the operation {n.name[:60]!r} of the program, {str(n.target)[:60]}, can't be read without its "
-                f"values: {kind_and_text(error, 200)}",
-                hint="Export it for fixed sizes, or check the model itself.",
-            ) from error
+def _class_of_root(module: torch.fx.GraphModule) -> str:
+    """Return the class of the model that was exported, as the exporter noted it at an operation."""
+    stacks = map(scope_of, module.graph.nodes)
+    return next((kind for stack in stacks for path, kind in stack if not path), "")
 
 
-def _on_meta(value: Any) -> Any:
-    """Return arguments with every device replaced by the meta device: zeros(..., device="cpu") has it as one."""
-    return tree_map(lambda item: torch.device("meta") if isinstance(item, torch.device) else item, value)
-
-
-def _constants(module: torch.fx.GraphModule) -> dict[str, Tensor]:
-    """Return the tensors that the graph reads as attributes of the module, by name."""
-    found = {}
-    for name in {str(node.target) for node in module.graph.nodes if node.op == "get_attr"}:
-        value: Any = module
-        for part in name.split("."):
-            value = getattr(value, part, None)
-        if isinstance(value, Tensor):
-            found[name] = value
-    return found
-
-
-def _scope(node: torch.fx.Node) -> list[tuple[str, str]]:
-    """Return paths and class names of the modules around an operation, outermost first."""
-    stack = node.meta.get("nn_module_stack") or {}
-    found = []
-    for entry in stack.values() if isinstance(stack, dict) else ():
-        path, kind = entry[0], entry[1] if len(entry) > 1 else ""
-        name = kind if isinstance(kind, str) else getattr(kind, "__name__", "")
-        # "L['self'].layers.0.attn@1" is the second call of the module "layers.0.attn".
-        found.append((str(path).removeprefix("L['self']").lstrip(".").partition("@")[0], str(name)))
-    return found
+def _names(program: Any, module: torch.fx.GraphModule) -> tuple[str, ...]:
+    """Return the names of the arguments of the exported forward; if the file does not say them, the module does."""
+    names = getattr(program.module_call_graph[0].signature, "forward_arg_names", None)
+    return tuple(names or inspect.signature(module.forward).parameters)
 
 
 def _inputs(
@@ -320,6 +257,12 @@ def _number(size: Any, sizes: Mapping[str, int]) -> Any:
         return size
     expression = size.node.expr
     return int(expression.subs({symbol: sizes[str(symbol)] for symbol in expression.free_symbols}))
+
+
+def _number_if_known(size: Any, sizes: Mapping[str, int]) -> int | None:
+    """Return a size as a number; None if it depends on values, as the number of elements that are not zero does."""
+    known = not isinstance(size, torch.SymInt) or {str(s) for s in size.node.expr.free_symbols} <= sizes.keys()
+    return _number(size, sizes) if known else None
 
 
 def _finite(edge: Any) -> int | None:

@@ -27,6 +27,7 @@ from sqrtdk.graphs.rewriting import (
     Rewriting,
     UnreadOperator,
     few_bits,
+    four_bit_floats,
     integers,
 )
 
@@ -194,6 +195,25 @@ def _nbits(to: Rewriting, node: GraphNode) -> None:
     to.add(node, "MatMul", (node.inputs[0], weight, node.input(5)), rest)
 
 
+def _bnb4(to: Rewriting, node: GraphNode) -> None:
+    """Replaces `MatMulBnb4(A, B, largest of each block)`, whose weight has blocks over all its numbers."""
+    attributes, packed = node.attributes, node.input(1)
+    rows, columns, block, kind = (int(attributes.get(name, -1)) for name in ("K", "N", "block_size", "quant_type"))
+    whole, largest = (to.graph.array(name) for name in (packed, node.input(2)))
+    if min(rows, columns, block) < 1 or whole is None or largest is None:
+        raise UnreadOperator("of sizes that are not told")
+    if kind not in (0, 1) or not int(attributes.get("transB", 1)):
+        raise UnreadOperator("of a code, or a layout, that is not known")
+
+    def compute() -> Array:
+        return four_bit_floats(whole, largest, rows=rows, columns=columns, kind=kind, block=block)
+
+    weight = to.constant(packed, (rows, columns), to.dtype(node.input(2)), compute, (packed, node.input(2)))
+    read = ("K", "N", "block_size", "quant_type", "transB", "training_mode")
+    rest = {name: value for name, value in attributes.items() if name not in read}
+    to.add(node, "MatMul", (node.inputs[0], weight), rest)
+
+
 def _gather_blocks(to: Rewriting, node: GraphNode) -> None:
     """Replaces `GatherBlockQuantized(table, indices, scales, zero points)`."""
     attributes = node.attributes
@@ -213,6 +233,7 @@ _REWRITES: dict[str, Callable[[Rewriting, GraphNode], None]] = {
     "DynamicQuantizeMatMul": _dynamic_product,
     "QLinearConcat": _concat,
     "MatMulNBits": _nbits,
+    "MatMulBnb4": _bnb4,
     "GatherBlockQuantized": _gather_blocks,
     **dict.fromkeys(_QLINEAR_ROWS, _by_row),
 }

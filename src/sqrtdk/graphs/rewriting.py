@@ -13,10 +13,28 @@ from sqrtdk.graphs.graph import Computed, Graph, GraphNode
 Array = np.ndarray[Any, Any]
 REWRITTEN_DOMAINS = ("", "com.microsoft")
 ROUNDED_OPERATOR = ("::", "Rounded")  # domain and name of our own operator, which no file can hold
+TAKEN_OPERATOR = ("::", "Taken")  # another: a tensor, as long as others hold the values that they had
 INTEGER_PRODUCT = "::product"  # marks a product of integers, whose scale is applied by later nodes
 _MOVES = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split", "Concat", "Gather",
           "GatherElements", "GatherND", "Expand", "Tile", "MaxPool", "Pad", "DepthToSpace", "SpaceToDepth", "Resize",
           "ArgMax", "Shape", "Size")  # fmt: skip
+_FP4_BY_BITS = (
+    0,
+    1 / 192,
+    2 / 3,
+    1,
+    1 / 3,
+    1 / 2,
+    1 / 6,
+    1 / 4,
+)  # of bitsandbytes; the fourth bit is the sign
+# Quantiles of a normal distribution (Dettmers et al. 2023, QLoRA, appendix E).
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+FOUR_BIT_CODES = (np.array([*_FP4_BY_BITS, *(-x for x in _FP4_BY_BITS)], np.float32), np.array(_NF4, np.float32))
 _MOST_STEPS = 4  # nodes from a product of integers to the last multiplication by its scales
 
 
@@ -281,7 +299,29 @@ def few_bits(
         offset = np.asarray(zeros).reshape(columns, count).astype(np.float32)
     of = np.arange(rows) // block if groups is None else np.asarray(groups).flatten()[:rows]
     made: Array = (whole - offset[:, of]) * factor.astype(np.float32)[:, of]
-    return made.T.astype(factor.dtype)
+    weight: Array = made.T.astype(factor.dtype)
+    return weight
+
+
+def four_bit_floats(packed: Any, largest: Any, *, rows: int, columns: int, kind: int, block: int) -> Array:
+    """Return the dequantised weight (K, N) of a `MatMulBnb4`, in the dtype of the blocks' largest numbers.
+
+    Each number is CODE[q] * largest, in blocks over the flattened (N, K).
+
+    Args:
+        packed: The numbers q of a code, two in a byte, highest bits first.
+        largest: The largest |number| of each block.
+        rows: K.
+        columns: N.
+        kind: 0 for the code FP4, 1 for NF4.
+        block: Numbers per block.
+    """
+    whole = np.asarray(packed).flatten()
+    codes = FOUR_BIT_CODES[kind][np.stack((whole >> 4, whole & 15), -1).flatten()[: rows * columns]]
+    factor = np.asarray(largest).flatten()
+    made: Array = codes * factor.astype(np.float32)[np.arange(rows * columns) // block]
+    turned: Array = made.reshape(columns, rows).T.astype(factor.dtype)
+    return turned
 
 
 def _unpacked(array: Array, bits: int) -> Array:

@@ -180,6 +180,17 @@ def more_than_torch(call: Call) -> bool:
     )
 
 
+def against_exported() -> str | None:
+    """Return the reason, in English, why a program that is being exported takes no kernel of this package, or None."""
+    if hasattr(torch.compiler, "is_exporting"):
+        return "a program that is exported shall run without this package" if torch.compiler.is_exporting() else None
+    if torch.compiler.is_compiling():  # torch 2.6
+        return (
+            f"torch {torch.__version__} compiles or exports it, and does not say which; an exported one shall run alone"
+        )
+    return None
+
+
 def against_triton(call: Call) -> str | None:
     """Return the reason, in English, why "auto" does not take the Triton kernel for a call; None if it takes it."""
     reason = against_kernel(call)
@@ -189,8 +200,8 @@ def against_triton(call: Call) -> str | None:
         return "TRITON_INTERPRET is set, and its interpreter is slow"
     if not _plain(call.query, call.key, call.value):
         return "the tensors are of a class of their own"
-    if torch.compiler.is_exporting():
-        return "a program that is exported shall run without this package"
+    if (reason := against_exported()) is not None:
+        return reason
     table = by_distance(call) and call.bias is None
     if call.term is not None and not table and mask_elements(call) > LARGEST_MASK:
         return f"it would need the position term as a bias of {mask_elements(call)} elements"
@@ -204,8 +215,8 @@ def against_compiled(call: Call) -> str | None:
         return reason
     if not _plain(call.query, call.key, call.value):
         return "the tensors are of a class of their own"
-    if torch.compiler.is_exporting():
-        return "a program that is exported shall run without this package"
+    if (reason := against_exported()) is not None:
+        return reason
     if call.term is not None and not by_distance(call) and mask_elements(call) > LARGEST_MASK:
         return f"it would need the position term as a bias of {mask_elements(call)} elements"
     if not loaded():
@@ -245,7 +256,7 @@ def pays_compiled(pairs: int, query: Query, key: Key, value: Value) -> bool:
         and query.device.type == "cpu"
         and query.dtype in CPU_DTYPES
         and _plain(query, key, value)
-        and not torch.compiler.is_exporting()
+        and against_exported() is None
         and not _is_small(pairs, query, key, value)
     )
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from sqrtdk._modes import as_one
 from sqrtdk._subclasses import torch_attention
 from sqrtdk.errors import UnsupportedError
 from sqrtdk.impl.call import UNBOUNDED, Call, broadcast, has_values, repeat_key_heads
@@ -89,6 +90,12 @@ def fused(call: Call) -> tuple[Output, AuxOutput]:
     reason = obstacle(call)
     if reason is not None:
         raise UnsupportedError(f"impl='fused' can't run this call: {reason}", hint="Use impl='tiled' or 'auto'.")
+    # The lse comes from a pass over tiles of logits, which a trace would take for attentions of their own.
+    result: tuple[Output, AuxOutput] = as_one(call, _fused) if call.aux is not None and call.aux.lse else _fused(call)
+    return result
+
+
+def _fused(call: Call) -> tuple[Output, AuxOutput]:
     call = with_bias(call)
     if call.aux is not None and in_one_pass(call):
         found = swept(call, call.value)

@@ -332,9 +332,10 @@ def dense(call: Call) -> tuple[Output, AuxOutput]:
 
     This is the reference for all other implementations.
     """
-    if call.score is None:
+    if call.score is None and (call.aux is None or not call.aux.lse):
         return attend_rows(call, 0, call.length)
-    # A trace reads any product by itself; of a score that it can't read, the call is all that it knows.
+    # A trace reads any product by itself. Of a score that it can't read, the call is all that it knows; and blocks of
+    # keys whose outputs are merged by their lse are told apart best where each is one call.
     result: tuple[Output, AuxOutput] = as_one(call, lambda call: attend_rows(call, 0, call.length))
     return result
 

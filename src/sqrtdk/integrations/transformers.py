@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk._subclasses import as_bool_mask
-from sqrtdk.errors import InvalidValueError, MissingExtraError, UnsupportedError
+from sqrtdk.errors import InvalidValueError, UnsupportedError
+from sqrtdk.models.extras import attention_registers
 from sqrtdk.nn._attend import attend
 
 ATTENTION_NAME = "sqrtdk"
@@ -57,7 +58,7 @@ def register(name: str = ATTENTION_NAME) -> None:
         name: the value of `attn_implementation`.
 
     Raises:
-        MissingExtraError: transformers is not installed.
+        MissingExtraError: transformers is not installed, or is older than 4.53.
         InvalidValueError: `name` is an implementation of transformers.
 
     Example:
@@ -70,15 +71,9 @@ def register(name: str = ATTENTION_NAME) -> None:
     """
     if name in _TRANSFORMERS_NAMES:
         raise InvalidValueError(f"{name!r} is transformers' own implementation", hint="Use another name: 'sqrtdk'.")
-    try:
-        from transformers import AttentionInterface
-        from transformers.masking_utils import AttentionMaskInterface
-    except ImportError as error:
-        raise MissingExtraError(
-            "transformers is not installed", hint="pip install 'sqrtdk[hf]' brings transformers."
-        ) from error
-    AttentionInterface.register(name, attention_forward)
-    AttentionMaskInterface.register(name, attention_mask)
+    functions, masks = attention_registers()
+    functions.register(name, attention_forward)
+    masks.register(name, attention_mask)
 
 
 def attention_mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor:

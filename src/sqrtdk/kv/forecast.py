@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from sqrtdk._progress import progress_shown, report_progress
+from sqrtdk._wrappers import hint_for
 from sqrtdk.audit.cache import CacheForecast
 from sqrtdk.audit.context import tokens_of
 from sqrtdk.audit.guard import eval_mode, implementation, offers_choice, random_state
@@ -29,7 +30,7 @@ from sqrtdk.models.records import Inputs, LoadedModel
 from sqrtdk.models.run import by_default_of
 from sqrtdk.models.run import call as forward
 from sqrtdk.models.unchanged import unchanged
-from sqrtdk.tracing import CallTensors, NotMeasured, Trace, hint_for
+from sqrtdk.tracing import CallTensors, NotMeasured, Trace
 from sqrtdk.tracing.tape.stance import fast_path_off
 
 
@@ -53,6 +54,7 @@ def kv_forecast(
     trust_remote_code: bool = False,
     device_map: str | None = None,
     offload_folder: str | Path | None = None,
+    base: str | Path | None = None,
 ) -> CacheForecast:
     """Predict what storing k and v in fewer bits would do to every attention of a model, before it is served so.
 
@@ -86,6 +88,7 @@ def kv_forecast(
         trust_remote_code: Let the model's own Python files run.
         device_map: "auto" spreads a checkpoint through accelerate.
         offload_folder: Directory for weights that fit nowhere else.
+        base: Base model of an adapter's directory; None takes the directory that the adapter names, or its neighbour.
 
     Returns:
         The forecast, one entry per call; calls that could not be judged are listed with their reasons.
@@ -105,7 +108,7 @@ def kv_forecast(
     options = LoadOptions(
         attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device, dtype=dtype,
         seed=seed, revision=revision, trust_remote_code=trust_remote_code, device_map=device_map,
-        offload_folder=offload_folder,
+        offload_folder=offload_folder, base=base,
     )  # fmt: skip
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)

@@ -20,6 +20,7 @@ returns no cache; if there are `lengths`, which may or may not count cached toke
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -50,6 +51,7 @@ from sqrtdk.laws.padded import mask_name, pad_both_sides, self_attentions, with_
 from sqrtdk.laws.subject import NotAsked, Outputs, Subject
 from sqrtdk.messages import Message, joined
 from sqrtdk.models.modules import forward_arguments
+from sqrtdk.modules.structures import walk
 
 LAW = "cache"
 # Kinds of caches, each named by the end of an id.
@@ -211,7 +213,11 @@ def _static(subject: Subject, content: Content, own: dict[str, Any]) -> dict[str
         raise NotAsked(Message("laws.cache.no_static"))
     try:
         config = subject.config.get_text_config(decoder=True)
-        cache = library.StaticCache(config=config, max_cache_len=content.tensor.shape[1] + _SPARE_SLOTS)
+        takes = inspect.signature(library.StaticCache).parameters
+        like = next(x for _, x in walk(own[name]))
+        known: dict[str, Any] = {"max_batch_size": content.tensor.shape[0], "dtype": like.dtype, "device": like.device}
+        known = {option: value for option, value in known.items() if option in takes}  # until 4.56, when it is made
+        cache = library.StaticCache(config=config, max_cache_len=content.tensor.shape[1] + _SPARE_SLOTS, **known)
         if isinstance(own[name], library.EncoderDecoderCache):
             # The encoder's keys are all written at once: no slots, and no window (T5Gemma's is the decoder's alone).
             cache = library.EncoderDecoderCache(cache, library.DynamicCache())

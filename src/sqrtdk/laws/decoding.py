@@ -114,9 +114,13 @@ def cut_short(cache: Any, length: int, tokens: int) -> Any:
     """
     library = sys.modules.get("transformers.cache_utils")
     whole, plain = getattr(library, "DynamicCache", None), getattr(library, "DynamicLayer", None)
-    if whole is None or plain is None or type(cache) is not whole:
+    if whole is None or type(cache) is not whole:
         return None
     copied = _copy(cache)
+    if plain is None:  # before 4.56 it holds lists of tensors
+        fit = all(x.dim() == 4 and x.shape[2] == length for x in (*copied.key_cache, *copied.value_cache))
+        copied.crop(tokens)
+        return copied if fit and copied.key_cache else None
     for layer in copied.layers:
         # A layer of another class may keep a window, a state, or an index of its keys.
         both = [layer.keys, layer.values] if type(layer) is plain else []

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sqrtdk._wrappers import named_modules
 from sqrtdk.laws.moved import is_logits, moved_entries
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.traced import upwards
@@ -162,7 +163,7 @@ def taken_by(subject: Subject, site: str, batch: int, length: int) -> Tensor | N
     Raises:
         NotAsked: The model raises.
     """
-    modules = dict(subject.module.named_modules())
+    modules = dict(named_modules(subject.module))
     paths = upwards(site)[:-1] or [site]
     taken: dict[str, Tensor] = {}
 
@@ -219,6 +220,6 @@ def _ran(
     def ends(place: CallPlace, args: Any, kwargs: Any, output: Any) -> None:
         calls.append(_ModuleTensors(place, entries((args, kwargs)), entries(output, gives=True)))
 
-    with hooked(dict(subject.module.named_modules()), ends=ends), mode():
+    with hooked(dict(named_modules(subject.module)), ends=ends), mode():
         subject.run({})
     return calls

@@ -214,7 +214,7 @@ def _axis_of_rows(parameter: Tensor, projection: Projection) -> tuple[int, int]:
     """
     assert projection.weight is not None
     wanted, rows = projection.weight.flatten(0, 1), projection.features.flatten()
-    for axis in range(min(parameter.dim(), 2)):
+    for axis in range(2 if parameter.dim() > 1 else 0):  # a flat one, as FSDP's first version has it, has no rows
         length = parameter.shape[axis]
         for first in (0, length // 3, length // 3 * 2, length // 2):
             if first + int(rows.max()) >= length:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._wrappers import named_modules
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.records import LawAnswer
 from sqrtdk.laws.answers import calls_inside, has_attention, law_broken, law_holds, law_refused
@@ -127,7 +128,7 @@ def _mixes_neighbours(subject: Subject, site: str) -> bool:
         return False
     if any(isinstance(part, nn.Conv1d | nn.Conv2d) and max(part.kernel_size) > 1 for part in place.modules()):
         return True
-    order = {path: number for number, (path, _) in enumerate(subject.module.named_modules())}
+    order = {path: number for number, (path, _) in enumerate(named_modules(subject.module))}
     first = min((order.get(call.site, 0) for call in calls_inside(subject, None)), default=0)
     return next(calls_inside(subject, site), None) is None and order[site] < first
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._wrappers import named_parameters
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.records import LawAnswer
 from sqrtdk.audit.rules.unused import GAIN_NAMES, NORM_NAMES
@@ -132,7 +133,7 @@ def _candidates(subject: Subject, run: Traced, path: str, tensors: CallTensors) 
     """Yield the module's own parameters that nothing read, or that have one number for each head."""
     module = module_at(subject.module, path)
     assert module is not None
-    names = [f"{path}.{name}" if path else name for name, _ in module.named_parameters()]
+    names = [f"{path}.{name}" if path else name for name, _ in named_parameters(module)]
     if all(name in run.unread for name in names):
         return  # the module ran in a way that was not followed
     call = tensors.call
@@ -153,7 +154,7 @@ def _of_part(subject: Subject, run: Traced, path: str, part: str) -> Iterator[_H
     """Yield the first parameter of a submodule that can be changed and put back."""
     inside = f"{path}.{part}" if path else part
     module = module_at(subject.module, inside)
-    for name, parameter in () if module is None else module.named_parameters():
+    for name, parameter in () if module is None else named_parameters(module):
         if _plain(parameter):
             yield _HeldParameter(path, name, parameter, False, f"{inside}.{name}" in run.unread, False, part)
             return

@@ -133,7 +133,8 @@ def _entrance(subject: Subject, call: CallTensors) -> _Entrance | None:
                 return _Entrance(path, length // 3, length, layout)
         if path == "":
             tokens = [content for content in contents(subject) if content.tensor.shape[:2] == (batch, length)]
-            return _Entrance(path, length // 3, length, "BND") if tokens and tokens[0].ids else None
+            known = tokens and tokens[0].ids and path in run.passages  # TorchScript calls no hook that notes it
+            return _Entrance(path, length // 3, length, "BND") if known else None
     return None
 
 

@@ -23,12 +23,14 @@ from sqrtdk.laws import (
     declared_masks,
     documents,
     finite,
+    gradient,
     heads,
     left_padding,
     modes,
     padding,
     parameters,
     place,
+    ranks,
     samples,
     shift,
 )
@@ -41,6 +43,7 @@ from sqrtdk.messages import Message, joined
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import is_spread
 from sqrtdk.models.records import LoadedModel
+from sqrtdk.ranks.group import world
 
 Law = Callable[[Subject], Iterator[LawAnswer]]
 
@@ -61,6 +64,8 @@ class LawRow:
         on_all_tokens: asks the whole inputs one question where their first tokens keep it; None if these stand for all.
         found_by: rules that find the same, at a site, for an answer without a finding.
         own_rule: whether its findings are of the rule `law_NAME`, which has a title and a help text (`help.toml`).
+        unnamed: asks it in place of `ask` if the user named no laws, at a bounded cost; None for `ask` itself.
+        by_name: whether it is asked only if it is named; "all" does not include it.
     """
 
     name: str
@@ -74,11 +79,17 @@ class LawRow:
     on_all_tokens: Callable[[Subject], bool] | None = None
     found_by: tuple[str, ...] = ()
     own_rule: bool = True
+    unnamed: Law | None = None
+    by_name: bool = False
 
     @property
     def rule(self) -> str:
         """The rule of its findings: "law_causal"."""
         return f"law_{self.name}"
+
+    def asks(self, *, named: bool) -> Law:
+        """Return what asks the law, depending on whether the user named laws."""
+        return self.ask if named or self.unnamed is None else self.unnamed
 
 
 _LAW_ROWS = (
@@ -101,6 +112,8 @@ _LAW_ROWS = (
     ),
     LawRow(parameters.LAW, parameters.ask, runs=2),
     LawRow(modes.LAW, modes.ask, needs_motion=True),
+    LawRow(gradient.LAW, gradient.ask, runs=2, compares=False, of_one_run=True, unnamed=gradient.ask_within_bounds),
+    LawRow(ranks.LAW, ranks.ask, runs=0, compares=False, of_one_run=True, by_name=True),
 )  # fmt: skip
 LAWS: dict[str, LawRow] = {row.name: row for row in _LAW_ROWS}
 FINDINGS = tuple(row.rule for row in _LAW_ROWS)  # names of the rules of their findings
@@ -109,6 +122,8 @@ DEFAULT = "all"  # laws that `check` asks
 
 def names_of(laws: str | Sequence[str]) -> tuple[str, ...]:
     """Return the laws that an option names: "all", "none", or names, in a sequence or joined by commas.
+
+    "all" leaves out the laws that are asked by name alone.
 
     Raises:
         InvalidValueError: There is no such law.
@@ -119,7 +134,7 @@ def names_of(laws: str | Sequence[str]) -> tuple[str, ...]:
     """
     words = [word.strip() for word in laws.split(",")] if isinstance(laws, str) else list(laws)
     if words in (["all"], ["none"]):
-        return tuple(LAWS) if words == ["all"] else ()
+        return tuple(name for name, row in LAWS.items() if not row.by_name) if words == ["all"] else ()
     if unknown := [word for word in words if word not in LAWS]:
         raise InvalidValueError(
             Message("errors.options.law", law=repr(unknown[0])),
@@ -170,6 +185,10 @@ def answers_of(
     """
     if not names:
         return ()
+    if ranks.LAW in names and (group := world()) is not None:
+        others = tuple(name for name in names if name != ranks.LAW)
+        rest = answers_of(loaded, run, others, seed, named=named, seconds=seconds)
+        return (*rest, *ranks.answers_of_ranks(group, loaded, seed, seconds=seconds))
     if run.ranks > 1:
         return tuple(law_not_asked(name, "", Message("laws.asking.ranks", count=run.ranks)) for name in names)
     if run.mode == "static" or without_numbers(loaded.module, loaded.inputs):
@@ -192,14 +211,14 @@ def answers_of(
             random = not large and not steady(subject.first or subject)
         except NotAsked as error:
             itself = subject_of(module, loaded.inputs, run.calls, loaded.config, seed=seed, large=True)  # no copy
-            return tuple(one for name in names for one in _unless_read(name, itself, error.reason))
+            return tuple(one for name in names for one in _unless_read(name, itself, error.reason, named=named))
         answers: list[LawAnswer] = []
         for number, name in enumerate(names):
             _report(number, names, subject)
             if large and not LAWS[name].of_large_models and not named:
                 answers.append(law_not_asked(name, "", Message("laws.asking.costly")))
             elif not random or LAWS[name].of_one_run:
-                told = _confirmed(name, subject, large=large)
+                told = _confirmed(name, subject, large=large, named=named)
                 random = random or told is None
                 answers += told or ()
         if random:  # runs that differ by themselves tell nothing, neither of a law that looked broken nor of one kept
@@ -232,17 +251,21 @@ def _without_values(name: str, subject: Subject) -> list[LawAnswer]:
     return [law_not_asked(name, "", Message(NO_VALUES))]
 
 
-def _unless_read(name: str, subject: Subject, reason: str) -> list[LawAnswer]:
+def _unless_read(name: str, subject: Subject, reason: str, *, named: bool) -> list[LawAnswer]:
     """Return the answers of a law that needs one run and no copy; of any other, that it was not asked."""
     row = LAWS[name]
-    return _answers_of_law(name, row.ask, subject) if row.of_one_run else [law_not_asked(name, "", reason)]
+    if not row.of_one_run:
+        return [law_not_asked(name, "", reason)]
+    if not named and not row.of_large_models and is_large(subject.module):
+        return [law_not_asked(name, "", Message("laws.asking.costly"))]
+    return _answers_of_law(name, row.asks(named=named), subject)
 
 
-def _confirmed(name: str, subject: Subject, *, large: bool) -> list[LawAnswer] | None:
+def _confirmed(name: str, subject: Subject, *, large: bool, named: bool) -> list[LawAnswer] | None:
     """Return a law's answers, of the first tokens if they stand for all; None if outputs differ from run to run."""
     row = LAWS[name]
     if not row.compares:
-        return _answers_of_law(name, row.ask, subject)
+        return _answers_of_law(name, row.asks(named=named), subject)
     try:
         if (first := subject.first) is not None:
             answers = _where_outputs_move(row, _answers_of_law(name, row.ask, first), first)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sqrtdk._wrappers import named_modules
 from sqrtdk.audit.configs import module_at
 from sqrtdk.audit.declared import config_at
 from sqrtdk.audit.declared_outputs import OUTPUT_FIELDS, declared_gate, declared_value_scale
@@ -124,7 +125,7 @@ def _beside(module: nn.Module, site: str) -> list[str]:
     inner: list[str] = []
     for path in upwards(site)[:2]:
         around = module_at(module, path)
-        parts = [] if around is None else [(name, part) for name, part in around.named_modules() if name]
+        parts = [] if around is None else [(name, part) for name, part in named_modules(around) if name]
         inner += [f"{path}.{name}" if path else name for name, _ in parts]
         if any(True for _, part in parts for _ in part.parameters()):
             break  # the projection of the output is among them

@@ -8,6 +8,7 @@ found by name in modules and configs.
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 import sys
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sqrtdk.audit.guard import training_of
+from sqrtdk.frontends.module import ForeignModule
 
 # For each function that drops: the position and the name of its rate.
 _DROPOUTS = (
@@ -97,6 +99,17 @@ def _fields(module: nn.Module) -> Iterator[tuple[MutableMapping[str, Any], bool]
             if isinstance(fields, dict) and not own and id(fields) not in seen:
                 seen.add(id(fields))
                 yield fields, False
+
+
+def module_that_trains(module: nn.Module) -> nn.Module | None:
+    """Return the module whose backward pass is asked; None for a program that only runs forward here.
+
+    The parameters of a JAX function train in a copy, as they do not in the module. Of other frameworks and of exported
+    graphs the operations are known, and not what their gradients are.
+    """
+    if not isinstance(module, ForeignModule):
+        return module
+    return copy.deepcopy(module).requires_grad_(True) if module.framework.startswith("JAX ") else None
 
 
 def seed_all(seed: int) -> None:

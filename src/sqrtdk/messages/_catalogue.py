@@ -16,13 +16,18 @@ import functools
 import importlib.resources
 import re
 import string
-import tomllib
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
+    from importlib.abc import Traversable
 
 LANGUAGES = ("en", "zh")
 SINGULAR = "one"

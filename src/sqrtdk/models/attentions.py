@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
+from sqrtdk._wrappers import named_modules
+
 SilentCode = Literal["idle", "unfound"]
 _ATTENTION_CLASS_NAME = re.compile("[Aa]ttention|ATTENTION|Attn|attn|ATTN|MHA|Mha|MLA|Mla")
 PROJECTIONS_OF_ATTENTION = 2  # one fused for q, k and v, and one for the output
@@ -55,7 +57,7 @@ def silent_attentions(
         >>> dict(silent_attentions(pair, ran, []))["a"]
         'unfound'
     """
-    attentions = {path: module for path, module in model.named_modules() if _is_attention(module)}
+    attentions = {path: module for path, module in named_modules(model) if _is_attention(module)}
     # An attention that holds another is a wrapper: the inner one is judged.
     parents = {parent for path in attentions for parent in _above(path)}
     for path, module in attentions.items():

@@ -8,15 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text, text_of
 from sqrtdk.messages import Message, id_of, joined
 from sqrtdk.models.checkpoint import weight_files
 from sqrtdk.models.config import DTYPE_NAMES, MODEL_DTYPES, load_config, read_config_dict, read_json
-from sqrtdk.models.extras import import_accelerate, import_transformers, quiet_transformers
+from sqrtdk.models.extras import (
+    build_options,
+    import_accelerate,
+    import_transformers,
+    quiet_transformers,
+    stored_dtype,
+)
 from sqrtdk.models.links import refuse_stray_files
 from sqrtdk.models.memory import available_memory, model_bytes, require_memory
+from sqrtdk.models.packed import dequantised_state
 
 GENERATION = "generation_config.json"
 _ABSENT_WEIGHTS_MESSAGE = "premises.weights.absent"
@@ -174,22 +181,19 @@ def build_model(
     if (home / GENERATION).is_file():
         read_json(home / GENERATION)
     files = [] if static or alone else weight_files(home)
-    # Quantisers replace Linear modules by kernels that mostly need a GPU, and whose products a trace can't read.
-    if files and read_config_dict(home).get("quantization_config"):
-        raise ModelError(
-            Message("errors.weights.quantized"),
-            hint=Message("errors.hint.unquantized"),
-        )
+    packed = read_config_dict(home).get("quantization_config") if files else None
+    if packed:
+        notes = [note for note in notes if id_of(note) != "premises.config.quantization"]
+        notes.append(Message("premises.weights.dequantised", method=repr(_method(packed))))
+        dtype = dtype or torch.float32  # what is dequantised fits no coarser dtype
     if device_map is not None and not files and not static:
         raise ModelError(Message("errors.options.device_map_no_weights"), hint=Message("errors.hint.static"))
     mapped = sum((home / name).stat().st_size for name in files)
     dtype, note = _run_dtype(config, dtype, device)
     notes += [note] if note else []
-    common: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
+    common = build_options(dtype, static=static) | {"trust_remote_code": trust_remote_code}
     if attn:
         common["attn_implementation"] = _attn_for(config, attn)
-    if static:
-        common["experts_implementation"] = "batched_mm"  # others route by values, which meta tensors lack
     try:
         # Building draws random numbers; the caller's random state must not move.
         with quiet_transformers(), torch.random.fork_rng(devices=[]):
@@ -199,10 +203,15 @@ def build_model(
             if not static:
                 if device_map is None:
                     require_memory(type(module).__name__, model_bytes(module), device=device, mapped=mapped)
+                kind = type(module)
                 del module
                 torch.manual_seed(seed)
                 if files:
-                    module, missing = _load_weights(auto, home, config, common, device_map, offload_folder, mapped)
+                    state = dequantised_state(home, files, packed) if packed else None
+                    loads = auto if state is None else kind
+                    module, missing = _load_weights(
+                        loads, home, config, common, device_map, offload_folder, mapped, state
+                    )
                     notes += missing
                 else:
                     notes.append(Message("premises.weights.random", seed=seed))
@@ -232,7 +241,7 @@ def _attn_for(config: Any, attn: str) -> str | dict[str, str]:
 def _run_dtype(config: Any, dtype: torch.dtype | None, device: str) -> tuple[torch.dtype, str | None]:
     if dtype is not None:
         return dtype, None
-    stored = getattr(config, "dtype", None)
+    stored = stored_dtype(config)
     if stored is None:
         return torch.float32, None
     # float16 products on a CPU are hundreds of times slower than float32, and many operations lack them.
@@ -249,6 +258,7 @@ def _load_weights(
     device_map: str | None,
     offload_folder: str | Path | None,
     mapped: int,
+    state: dict[str, Tensor] | None = None,
 ) -> tuple[nn.Module, list[str]]:
     """Return a model with its weights, and notes on weights that are missing or not used."""
     spread: dict[str, Any] = {}
@@ -256,8 +266,11 @@ def _load_weights(
         spread = {"device_map": device_map, "max_memory": _max_memory(import_accelerate(), mapped)}
         if offload_folder is not None:
             spread["offload_folder"] = str(offload_folder)
+    if state is not None:
+        spread["state_dict"] = state
+    # a class itself takes weights without a directory, which the auto classes look into
     module, loading_report = auto.from_pretrained(
-        str(directory),
+        str(directory) if state is None else None,
         config=copy.deepcopy(config),
         local_files_only=True,
         use_safetensors=True,
@@ -274,6 +287,10 @@ def _load_weights(
     if unused:
         notes.append(Message("premises.weights.unused", count=len(unused), name=repr(unused[0][:200])))
     return module, notes
+
+
+def _method(packed: Any) -> str:
+    return str(packed.get("quant_method"))[:40] if isinstance(packed, dict) else type(packed).__name__
 
 
 def lacks_weights(note: str) -> bool:

@@ -6,20 +6,24 @@ import contextlib
 import importlib
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqrtdk.errors import MissingExtraError
 from sqrtdk.messages import Message
 
+if TYPE_CHECKING:
+    import torch
+
 INSTALL_HINT = "errors.hint.install_hf"  # id of a sentence
-TRANSFORMERS_AT_LEAST = (5, 20, 2)
+TRANSFORMERS_AT_LEAST = (4, 48, 0)
+REGISTERS_AT_LEAST = (4, 53, 0)
 
 
 def import_transformers() -> Any:
     """Return the transformers module.
 
     Raises:
-        MissingExtraError: It is not installed, or is older than 5.20.2; the hint names the pip command.
+        MissingExtraError: It is not installed, or is older than 4.48; the hint names the pip command.
     """
     try:
         module = importlib.import_module("transformers")
@@ -30,28 +34,67 @@ def import_transformers() -> Any:
     return check_version(module)
 
 
-def check_version(module: Any) -> Any:
-    """Return `module` if its version is 5.20.2 or newer.
+def attention_registers() -> tuple[Any, Any]:
+    """Return transformers' registers of attention functions and of their masks.
+
+    Raises:
+        MissingExtraError: transformers is not installed, or is older than 4.53, which knows no function of others.
+    """
+    check_version(import_transformers(), REGISTERS_AT_LEAST)
+    masks = importlib.import_module("transformers.masking_utils")
+    return importlib.import_module("transformers").AttentionInterface, masks.AttentionMaskInterface
+
+
+def check_version(module: Any, least: tuple[int, ...] = TRANSFORMERS_AT_LEAST) -> Any:
+    """Return `module` if its version is `least` or newer.
 
     Raises:
         MissingExtraError: It is older.
 
     Example:
         >>> import types
-        >>> check_version(types.SimpleNamespace(__version__="5.21.0.dev0")).__version__
-        '5.21.0.dev0'
-        >>> check_version(types.SimpleNamespace(__version__="4.57.1"))
+        >>> check_version(types.SimpleNamespace(__version__="4.49.0.dev0")).__version__
+        '4.49.0.dev0'
+        >>> check_version(types.SimpleNamespace(__version__="4.47.1"))
         Traceback (most recent call last):
-        sqrtdk.errors.MissingExtraError: transformers 4.57.1 is too old: 5.20.2 or newer is needed
+        sqrtdk.errors.MissingExtraError: transformers 4.47.1 is too old: 4.48.0 or newer is needed
         Hint: Run: pip install 'sqrtdk[hf]'
     """
     version = str(module.__version__)
-    if tuple(map(int, re.findall(r"\d+", version)[:3])) < TRANSFORMERS_AT_LEAST:
-        oldest = ".".join(map(str, TRANSFORMERS_AT_LEAST))
+    if _numbers(version) < least:
+        oldest = ".".join(map(str, least))
         raise MissingExtraError(
             Message("errors.extras.old_transformers", version=version, oldest=oldest), hint=Message(INSTALL_HINT)
         )
     return module
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
+def build_options(dtype: torch.dtype, *, static: bool) -> dict[str, Any]:
+    """Return what `from_config` and `from_pretrained` take under a name of their version.
+
+    Args:
+        dtype: The dtype of the weights.
+        static: Whether the model is built without values.
+    """
+    version = _numbers(import_transformers().__version__)
+    options: dict[str, Any] = {"dtype" if version >= (4, 56) else "torch_dtype": dtype}
+    if static and version >= (5,):
+        options["experts_implementation"] = "batched_mm"  # others route by values, which meta tensors lack
+    return options
+
+
+def stored_dtype(config: Any) -> torch.dtype | None:
+    """Return the dtype that a config names, under its name of before 4.56 or after; None if it names none."""
+    import torch
+
+    stored = getattr(config, "dtype" if hasattr(config, "dtype") else "torch_dtype", None)
+    if isinstance(stored, str):  # what a version does not know it takes as it stands in the file
+        stored = getattr(torch, stored, None)
+    return stored if isinstance(stored, torch.dtype) else None
 
 
 def import_accelerate() -> Any:

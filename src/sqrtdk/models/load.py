@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +13,17 @@ from torch import nn
 
 from sqrtdk.errors import INTERRUPTS, InvalidValueError, ModelError, kind_and_text
 from sqrtdk.messages import Message, id_of, joined
+from sqrtdk.models.adapters import Adapter, base_of, is_adapter, merge_adapter, read_adapter
 from sqrtdk.models.alone import alone
 from sqrtdk.models.build import AttnRefusedError, build_model, parse_dtype, raise_if_attn_refused
 from sqrtdk.models.demo import DemoModel, load_demo
 from sqrtdk.models.factory import call_factory
+from sqrtdk.models.ggml import load_ggml
 from sqrtdk.models.input_file import read_inputs
 from sqrtdk.models.inputs import demo_inputs, guess_inputs, make_inputs, move_inputs, without_numbers
 from sqrtdk.models.limits import check_seed, check_sizes
 from sqrtdk.models.modules import config_of, refuse_odd
-from sqrtdk.models.names import calls_factory, is_demo, locate
+from sqrtdk.models.names import calls_factory, ggml_kind, is_demo, locate
 from sqrtdk.models.options import ATTN, LoadOptions
 from sqrtdk.models.records import AttnBuild, Inputs, LoadedModel
 from sqrtdk.models.run import on_cpu_by_default
@@ -37,7 +40,7 @@ def resolve_model(
 
     Args:
         model: `demo` or `demo:unscaled|twice|inverted`; a local directory or its `config.json`; any other JSON file
-            that is a config; `package.module:factory`; or a hub id.
+            that is a config; `package.module:factory`; a .gguf file, which llama.cpp runs; or a hub id.
         options: How to load it.
         inputs: Inputs to use in place of a factory's, and of those that the options name or make.
 
@@ -54,6 +57,8 @@ def resolve_model(
     """
     check_seed(options.seed)
     check_sizes(options.rows, options.seq_len)
+    if ggml_kind(model) is not None:
+        return load_ggml(model, options, inputs)
     dtype = parse_dtype(options.dtype)
     if options.attn is not None and options.attn not in ATTN:
         raise ModelError(
@@ -72,6 +77,7 @@ def resolve_model(
     notes: tuple[str, ...] = ()
     home: Path | None = None
     ready: Inputs | None = None
+    adapter: Adapter | None = None
     module: nn.Module
     config: Any = None
     if is_embedded:
@@ -86,7 +92,11 @@ def resolve_model(
         config = config_of(module)
     else:
         trusted = options.trust_remote_code
-        kind, home = locate(model, options.revision, weights=not static, trust_remote_code=trusted)
+        of_adapter = Path(os.path.expanduser(model)) if is_adapter(model) else None
+        whole = model if of_adapter is None else str(options.base or base_of(of_adapter))
+        kind, home = locate(whole, options.revision, weights=not static, trust_remote_code=trusted)
+        if of_adapter is not None and dtype is None:
+            dtype = torch.float32  # in the base's bfloat16, merging would round the update away
         with on_cpu_by_default():
             module, config, notes = build_model(
                 home,
@@ -99,6 +109,9 @@ def resolve_model(
                 device_map=device_map,
                 offload_folder=options.offload_folder,
             )
+            if of_adapter is not None:
+                adapter, extra = _adapted(module, of_adapter, whole, static)
+                notes += extra
     if home is None:
         module, extra = _settle(module, static, dtype, device, options.attn)
         notes += extra
@@ -125,7 +138,21 @@ def resolve_model(
         # The hub's files are in a cache, and not in a directory of the user.
         home=None if kind == "hub" else home,
         made=made,
+        adapter=adapter,
     )
+
+
+def _adapted(module: nn.Module, directory: Path, base: str, static: bool) -> tuple[Adapter | None, tuple[str, ...]]:
+    """Merge the adapter of a directory into its base model, and return it with notes."""
+    if static:
+        return None, (Message("premises.adapter.static", base=repr(base)),)
+    adapter = read_adapter(directory, module)
+    merge_adapter(adapter, module)
+    notes: tuple[str, ...] = (Message("premises.adapter.merged", count=len(adapter.updates), base=repr(base)),)
+    if adapter.unknown:
+        first = repr(adapter.unknown[0][:200])
+        notes += (Message("premises.adapter.unknown", count=len(adapter.unknown), name=first),)
+    return adapter, notes
 
 
 def iter_attn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from torch import nn
@@ -66,16 +67,22 @@ def _device_memory(device: str) -> int | None:
 
 def _free_memory() -> int | None:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in _text("/proc/meminfo").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
         pass
+    if sys.platform == "win32":
+        return None
     try:
         # Without /proc, as on macOS: all memory of the machine.
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def _text(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8", errors="replace")
 
 
 def _cgroup_room() -> int | None:
@@ -85,7 +92,7 @@ def _cgroup_room() -> int | None:
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ):
         try:
-            return int(Path(limit).read_text()) - int(Path(usage).read_text())
+            return int(_text(limit)) - int(_text(usage))
         except (OSError, ValueError):  # the file is missing, or holds the word "max"
             continue
     return None
@@ -93,10 +100,12 @@ def _cgroup_room() -> int | None:
 
 def _rlimit_room() -> list[int]:
     """Return the room below `ulimit -v` and `ulimit -d`, if they are set."""
+    if sys.platform == "win32":
+        return []
     try:
         import resource
 
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        status = dict(line.split(":", 1) for line in _text("/proc/self/status").splitlines())
         used = {resource.RLIMIT_AS: "VmSize", resource.RLIMIT_DATA: "VmData"}
         soft = {kind: resource.getrlimit(kind)[0] for kind in used}
         return [

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sqrtdk._wrappers import innermost
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.messages import Message
 
@@ -23,7 +24,15 @@ def is_spread(module: nn.Module) -> bool:
         >>> is_spread(nn.Linear(2, 2))
         False
     """
-    return any(isinstance(vars(part).get("hf_device_map"), Mapping) for part in module.modules())
+    return any(
+        isinstance(vars(part).get("hf_device_map"), Mapping) or _brings_weights(vars(part).get("_hf_hook"))
+        for part in module.modules()
+    )
+
+
+def _brings_weights(hook: Any) -> bool:
+    """Return whether a hook of accelerate brings offloaded weights for a forward, as those of `cpu_offload` do."""
+    return any(map(_brings_weights, getattr(hook, "hooks", ()))) or getattr(hook, "offload", False) is True
 
 
 def frozen_hint(module: nn.Module) -> Message | None:
@@ -109,10 +118,8 @@ def forward_arguments(module: nn.Module) -> dict[str, bool]:
         >>> forward_arguments(nn.Linear(2, 2))
         {'input': True}
     """
-    parts = vars(module).get("_modules")
-    written = parts.get("_orig_mod", module) if isinstance(parts, dict) else module  # torch.compile(module) takes any
     try:
-        parameters = inspect.signature(written.forward).parameters.values()
+        parameters = inspect.signature(innermost(module).forward).parameters.values()
     except (ValueError, TypeError):  # frozen TorchScript has none
         return {}
     return {p.name: p.default is p.empty for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

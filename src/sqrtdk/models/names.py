@@ -22,6 +22,7 @@ FILE_SUFFIXES = (".json", ".safetensors", ".gguf", ".onnx", ".py", ".bin", ".pt"
 DIRECTORY_OR_CONFIG_HINT = "errors.hint.directory_or_config"  # id of a sentence
 
 GRAPHS = (".onnx", ".pt2", ".gguf")  # suffixes of exported graphs
+GGML = (".gguf", ".ggmldump")  # suffixes of files that llama.cpp runs, or that hold a run of ggml
 
 
 def graph_kind(model: str) -> str | None:
@@ -33,6 +34,17 @@ def graph_kind(model: str) -> str | None:
     """
     suffix = os.path.splitext(model)[1].lower()
     return suffix if suffix in GRAPHS and not os.path.isdir(model) else None
+
+
+def ggml_kind(model: str) -> str | None:
+    """Return the kind of a file of llama.cpp that a MODEL argument names, by its suffix, or None.
+
+    Example:
+        >>> ggml_kind("out/model.GGUF"), ggml_kind("run.ggmldump"), ggml_kind("gpt2")
+        ('.gguf', '.ggmldump', None)
+    """
+    suffix = os.path.splitext(model)[1].lower()
+    return suffix if suffix in GGML and not os.path.isdir(model) else None
 
 
 def is_demo(model: str) -> bool:
@@ -101,6 +113,8 @@ def find_local(model: str) -> Path | None:
         beside = Message("errors.hint.its_directory", directory=repr(str(path.parent))) if is_beside else None
         if beside is None and path.suffix.lower() == ".safetensors":  # a trace file, which another program wrote
             beside = Message("errors.hint.trace_file", model=repr(model))
+        if path.suffix == ".py":  # `check port.py`
+            beside = Message("errors.hint.name_function", module=repr(f"{path.stem}:make"))
         raise ModelError(
             Message("errors.model.no_config_file", model=repr(model)), hint=beside or Message(DIRECTORY_OR_CONFIG_HINT)
         )
@@ -109,6 +123,11 @@ def find_local(model: str) -> Path | None:
     if model and os.path.lexists(name):
         raise ModelError(
             Message("errors.files.not_directory", model=repr(model)), hint=Message(DIRECTORY_OR_CONFIG_HINT)
+        )
+    if model.isidentifier() and os.path.isfile(f"{name}.py"):  # `check port`
+        raise ModelError(
+            Message("errors.model.file_not_function", model=repr(model), file=repr(f"{name}.py")),
+            hint=Message("errors.hint.name_function", module=repr(f"{model}:make")),
         )
     # A hub id has one slash at most.
     if model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1:
@@ -159,6 +178,16 @@ def locate(model: str, revision: str | None, *, weights: bool, trust_remote_code
     return "hub", hub.fetch(model, revision=revision, weights=weights, trust_remote_code=trust_remote_code)
 
 
+def is_address(name: str) -> bool:
+    """Return whether a name is the address of a server.
+
+    Example:
+        >>> is_address("http://127.0.0.1:8000/v1"), is_address("org/model")
+        (True, False)
+    """
+    return name.lower().startswith(("http://", "https://"))
+
+
 def check_name(model: str, revision: str | None, announce: Callable[[str], None]) -> None:
     """Refuse a name that no model has, quickly: before torch and transformers are imported.
 
@@ -173,7 +202,7 @@ def check_name(model: str, revision: str | None, announce: Callable[[str], None]
     """
     if is_demo(model) or calls_factory(model):
         return
-    if graph_kind(model) is not None:
+    if graph_kind(model) is not None or ggml_kind(model) is not None:
         if not os.path.isfile(os.path.expanduser(model)):
             raise ModelError(Message("errors.files.no_file", model=repr(model)), hint=Message("errors.hint.graph_path"))
         return

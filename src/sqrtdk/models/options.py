@@ -33,6 +33,7 @@ class LoadOptions:
         trust_remote_code: Let the model's own Python files run. Off unless you have read them.
         device_map: "auto" spreads a checkpoint over devices, memory and disk through accelerate.
         offload_folder: Directory for weights that fit nowhere else; implies `device_map="auto"`.
+        base: Base model of an adapter's directory; None takes the directory that the adapter names, or its neighbour.
     """
 
     static: bool = False
@@ -48,6 +49,7 @@ class LoadOptions:
     trust_remote_code: bool = False
     device_map: str | None = None
     offload_folder: str | Path | None = None
+    base: str | Path | None = None
 
     @property
     def rows(self) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sqrtdk.models.adapters import Adapter
+
 Inputs = dict[str, Any] | tuple[Any, ...]
 
 
@@ -20,7 +22,8 @@ class LoadedModel:
     the attention implementation that the model says it runs, or None. `notes` are sentences about choices made for the
     user: random weights, a clamped length, a name in the config that was ignored. `masks` maps names of buffers to
     their values if they are masks and the module is a copy on meta. `home` is the user's own directory of the model, or
-    its config file. `made` says that the inputs were made for the module, in the length of our own choice.
+    its config file. `made` says that the inputs were made for the module, in the length of our own choice. `adapter` is
+    what was merged into the module.
     """
 
     module: nn.Module
@@ -33,6 +36,7 @@ class LoadedModel:
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     home: Path | None = None
     made: bool = False
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sqrtdk._modes import EagerMode, eager_compiler
+from sqrtdk._modes import EagerMode, default_device, eager_compiler
 from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.models.alone import alone
@@ -57,6 +57,21 @@ class _Numbers(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _Autocast(torch.autocast):
+    """Opens nothing on the meta device, where torch raises: `torch.autocast(x.device.type, enabled=False)`."""
+
+    def __init__(self, device_type: str, *args: Any, **kwargs: Any) -> None:
+        self._nothing = device_type == "meta"
+        if not self._nothing:
+            super().__init__(device_type, *args, **kwargs)
+
+    def __enter__(self) -> Any:
+        return self if self._nothing else super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> Any:
+        return None if self._nothing else super().__exit__(*raised)
+
+
 @contextmanager
 def meta_answers() -> Iterator[None]:
     """Let a forward pass on the meta device create its tensors there and branch on their truth.
@@ -68,7 +83,11 @@ def meta_answers() -> Iterator[None]:
         (True, False, 'meta')
     """
     with torch.device("meta"), _Numbers(), _Answers():
-        yield
+        torch.autocast = _Autocast  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            torch.autocast = _Autocast.__base__  # type: ignore[misc, assignment]
 
 
 @contextmanager
@@ -80,7 +99,7 @@ def on_cpu_by_default() -> Iterator[None]:
         ...     torch.arange(3).device.type
         'cpu'
     """
-    with torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext():
+    with torch.device("cpu") if default_device().type != "cpu" else nullcontext():
         yield
 
 

@@ -150,7 +150,7 @@ class TensorState:
 
     Attributes:
         tensor: The user's own object.
-        alias: The same memory under the shape that it had; None for a wrapper.
+        alias: The same memory under the shape that it had; None for a wrapper, or if the numbers are not held.
         values: For each part, its bytes or their checksum.
         kind: Dtype, layout and the like.
         whole: A copy, for a layout whose parts can't be written to.
@@ -238,18 +238,19 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
     return (*common, *shape, storage._cdata, storage.nbytes())
 
 
-def tensor_state(tensor: Tensor, copies: MemoryCopies) -> TensorState:
+def tensor_state(tensor: Tensor, copies: MemoryCopies | None) -> TensorState:
     """Return the state of a tensor before a run: its numbers, layout, gradient and version.
 
     Args:
         tensor: The tensor.
         copies: Takes the copies of the numbers, so that memory which several tensors share is copied once. Numbers for
-            which it has no room are kept as a checksum, and can be compared but not restored.
+            which it has no room are kept as a checksum, and can be compared but not restored. None: the numbers are not
+            read; the rest of the state is.
     """
-    parts = strided_parts(tensor)
-    plain = not tensor.is_meta and has_memory(tensor)
+    parts = [] if copies is None else strided_parts(tensor)
+    plain = copies is not None and not tensor.is_meta and has_memory(tensor)
     odd = plain and tensor.layout is not torch.strided
-    values = [copies.take(part) for part in parts]
+    values = [copies.take(part) for part in parts] if copies is not None else []
     return TensorState(
         tensor=tensor,
         alias=tensor.detach() if plain else None,
@@ -259,7 +260,7 @@ def tensor_state(tensor: Tensor, copies: MemoryCopies) -> TensorState:
         is_leaf=tensor.is_leaf,
         requires_grad=tensor.requires_grad,
         grad=tensor.grad if tensor.is_leaf else None,
-        version=None if tensor.is_inference() else tensor._version,
+        version=None if copies is None or tensor.is_inference() else tensor._version,
     )
 
 

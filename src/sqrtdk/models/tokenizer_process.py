@@ -30,7 +30,7 @@ def ids_between(directory: str, text: str, most: int, seconds: int, size: int) -
     """
     from transformers import AutoTokenizer
 
-    if hasattr(signal, "alarm"):  # not on Windows, where only the parent's timeout applies
+    if sys.platform != "win32":  # there only the parent's timeout applies
         import resource
 
         with contextlib.suppress(OSError, ValueError):  # a lower limit is set already, or the system has none

@@ -42,7 +42,9 @@ class Snapshot:
         stayed: Sentences on what could not be put back, after `restore`.
     """
 
-    def __init__(self, module: nn.Module | None, inputs: Any = None, *, most_copied: int | None = None) -> None:
+    def __init__(
+        self, module: nn.Module | None, inputs: Any = None, *, most_copied: int | None = None, weights: bool = True
+    ) -> None:
         self.stayed: tuple[str, ...] = ()
         self._module = module
         self._notes: list[str] = []
@@ -56,7 +58,8 @@ class Snapshot:
             # a large weight only a checksum.
             for path, tensor in sorted(found.tensors, key=lambda entry: stored_bytes(entry[1])):
                 try:
-                    self._tensors.append((path, tensor_state(tensor, copies)))
+                    read = weights or not isinstance(tensor, nn.Parameter)
+                    self._tensors.append((path, tensor_state(tensor, copies if read else None)))
                 except INTERRUPTS:
                     raise
                 except Exception:  # a subclass may refuse any operation
@@ -167,7 +170,9 @@ def _quietly() -> Iterator[None]:
 
 
 @contextmanager
-def unchanged(model: Any, inputs: Any = None, *, most_copied: int | None = None) -> Iterator[Snapshot]:
+def unchanged(
+    model: Any, inputs: Any = None, *, most_copied: int | None = None, weights: bool = True
+) -> Iterator[Snapshot]:
     """Return a context after which a user's module and its inputs are as they were before.
 
     A model that sqrtdk built from a name needs no such care: it is dropped afterwards.
@@ -177,11 +182,13 @@ def unchanged(model: Any, inputs: Any = None, *, most_copied: int | None = None)
         inputs: Its inputs.
         most_copied: Bytes of tensors that are copied, small ones first; a tensor beyond them stays changed. None takes
             2 GiB.
+        weights: Whether the numbers of parameters are read, which takes two passes over all of them.
 
     Yields:
         The state before the block; its `stayed` says after the block what could not be restored.
     """
-    before = Snapshot(model if isinstance(model, nn.Module) else None, inputs, most_copied=most_copied)
+    module = model if isinstance(model, nn.Module) else None
+    before = Snapshot(module, inputs, most_copied=most_copied, weights=weights)
     try:
         yield before
     finally:

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -66,7 +67,8 @@ def hooked(modules: Mapping[str, nn.Module], begins: Begins | None = None, ends:
             handle.remove()
 
 
-class EndedCall(NamedTuple, Generic[Noted]):
+@dataclass(frozen=True, slots=True)
+class EndedCall(Generic[Noted]):
     """The order of a call that ended.
 
     Attributes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -104,7 +105,12 @@ def _parts(value: Any, objects: bool = False) -> Iterator[tuple[Any, Any]]:
 
 def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
     fields = getattr(value, "__dict__", None)
-    if not isinstance(fields, dict) or isinstance(value, nn.Module | type) or callable(value):
+    if isinstance(value, nn.Module):
+        base = getattr(sys.modules.get("transformers.cache_utils"), "Cache", None)
+        if base is None or not isinstance(value, base):
+            return
+        fields = vars(value) | value._modules  # until 4.49 a cache is a module, and holds others: EncoderDecoderCache
+    elif not isinstance(fields, dict) or isinstance(value, type) or callable(value):
         return
     layers = fields.get("layers")
     if isinstance(layers, list):  # DynamicCache(): layers[0].keys, layers[0].values

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._wrappers import named_modules
 from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.modules.calls import OpenCalls
 from sqrtdk.modules.structures import walk
-from sqrtdk.monitor.gradients import site_of
 from sqrtdk.monitor.samples import (
     CAUSE_BETWEEN,
     CAUSE_INPUTS,
@@ -66,10 +66,20 @@ class _Pass:
     root: _Passage | None = None
     # by the number of attentions that had run: the next attention
     following: dict[int, Place] = field(default_factory=dict)
+    # by attention: for each block of keys whether it came from another rank, and how many numbers are not finite
+    keys: dict[Place, tuple[tuple[bool, Tensor | None], ...]] = field(default_factory=dict)
 
     def between(self, start: int, end: int) -> tuple[Place, ...]:
         """Return the attentions that ran while their number rose from `start` to `end`."""
         return tuple(dict.fromkeys(self.following[count] for count in range(start, end) if count in self.following))
+
+    def received(self, places: Iterable[Place]) -> bool:
+        """Return whether an attention got keys that are not finite from other ranks alone."""
+        for place in places:
+            bad = {came for came, count in self.keys.get(place, ()) if count is not None and int(count)}
+            if bad == {True}:
+                return True
+        return False
 
 
 class NonfiniteSearch:
@@ -138,7 +148,8 @@ class NonfiniteSearch:
         for count in range(max((passage.attentions for passage in now.ended), default=0) + 1):
             call = trace.after(count)
             if call is not None:
-                now.following[count] = site_of(call.site), call.index
+                now.following[count] = call.site, call.index
+        now.keys = {(call.site, call.index): blocks for call, blocks in zip(trace.calls, trace.nonfinite, strict=True)}
         with self._looking():
             self._judge()
 
@@ -174,7 +185,7 @@ class NonfiniteSearch:
             if place is not None:
                 bad.append((number, place))
         if bad:
-            paths = {module: site_of(path) for path, module in model.named_modules()}
+            paths = {module: path for path, module in named_modules(model)}
             found = [_judged(self._passes[number], place, number, states, paths) for number, place in bad]
             return next((one for one in found if one.returned), found[0])
         for number, each in enumerate(self._passes):
@@ -266,6 +277,7 @@ def _judged(now: _Pass, place: int, number: int, states: Mapping[int, int], path
         cause, detail, last = CAUSE_WITHIN, _site(now.ended[place - 1], paths), place
     else:
         cause = CAUSE_UNKNOWN if entering is None else FROM_MINUS if entering == MINUS else FROM_FINITE
+    behind = now.between(now.ended[last - 1].attentions if last else 0, passage.attentions)
     return FirstNonfinite(
         site=_site(passage, paths),
         kind=type(passage.module).__name__,
@@ -275,7 +287,8 @@ def _judged(now: _Pass, place: int, number: int, states: Mapping[int, int], path
         returned=_worst(root.outputs, states) == BAD,
         before=now.following.get(passage.attentions),
         order=(number, place),
-        behind=now.between(now.ended[last - 1].attentions if last else 0, passage.attentions),
+        behind=behind,
+        received=now.received(behind),
     )
 
 

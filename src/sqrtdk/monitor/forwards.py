@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -21,29 +20,21 @@ from torch.nn.modules import module as torch_module
 
 from sqrtdk._modes import eager_compiler
 from sqrtdk._sites import ROOT_NAME
+from sqrtdk._wrappers import named_modules
 from sqrtdk.errors import kind_and_text
+from sqrtdk.laws.backward.traced import TracedHandles
 from sqrtdk.messages import Message
 from sqrtdk.messages import joined as joined_names
+from sqrtdk.monitor.backward import BackwardCheck
 from sqrtdk.monitor.first_nonfinite import NonfiniteSearch
-from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_of, share_features, site_of, was_compiled
+from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_of, share_features, was_compiled
 from sqrtdk.monitor.samples import AS_IS, EAGER, not_measured, with_place
-from sqrtdk.monitor.sums import HeadSums, WatchedCall, WatchedStep, head_sums, join_rows, traits_of
+from sqrtdk.monitor.sums import CallParts, WatchedCall, WatchedStep, head_sums, join_rows, traits_of
 from sqrtdk.monitor.updates import ProjectionUpdate
-from sqrtdk.tracing import CallRows, CallTensors, ProjectionGradients, RowLimit, Sites, Trace, unseen
-from sqrtdk.tracing.records import AttentionCall
+from sqrtdk.tracing import CallTensors, ProjectionGradients, RowLimit, Sites, Trace, sketch_of, unseen
 
 Place = tuple[str, int]
 MAX_PASSES_A_STEP = 1024  # forward passes of one step; a loop that never calls step() must not fill the memory
-
-
-@dataclass(slots=True)
-class _Attention:
-    """One attention of the step so far: its first call, the sums of all calls, and their rows if they are kept."""
-
-    call: AttentionCall
-    parts: list[HeadSums] = field(default_factory=list)
-    rows: list[CallRows] = field(default_factory=list)
-    unread: bool = False  # the rows of one of its calls are unknown
 
 
 class StepTracer:
@@ -81,22 +72,27 @@ class StepTracer:
         self._scaled: set[Place] = set()  # attentions whose scale was known once
         self._trains = False  # whether a step had passes with autograd
         self._thread = threading.get_ident()
-        self._sites = Sites(None)
-        self._open = ExitStack()
+        self._sites, self._open, self._ends_trace = Sites(None), ExitStack(), ExitStack()
         self._trace: Trace | None = None
+        self._backward: BackwardCheck | None = None
         self._depth = 0
         self._part: nn.Module | None = None  # the part of the model that a backward pass recomputes now
         self._part_trace: Trace | None = None
-        self._part_depth = 0
+        self._part_depth = self._judged = 0  # steps whose backward passes were judged
         self.begin()
 
-    def begin(self, loss_scale: float = 1.0) -> None:
+    def begin(self, loss_scale: float = 1.0, *, gradient: bool = False) -> None:
         """Begin a step.
 
         Args:
             loss_scale: factor on the loss before the backward pass.
+            gradient: whether the backward passes of the attentions are judged.
         """
-        self._found: dict[Place, _Attention] = {}
+        self._found: dict[Place, CallParts] = {}
+        if self._backward is not None:
+            self._backward.close()
+        self._judged += gradient
+        self._backward = BackwardCheck(self._model, self._judged - 1) if gradient else None
         self._missed: list[str] = []
         self._before, self._unknown_sites = self._unknown_sites, set()
         if self._answered:
@@ -177,7 +173,7 @@ class StepTracer:
         try:
             # The factors of the scale are known after the first look; a slope by values costs a product of all rows.
             numeric, rows = self._looks or self._by_numbers, RowLimit(self.most)
-            trace = self._open_trace(numeric=numeric, rows=rows, projections=self._looks)
+            trace = self._ends_trace.enter_context(self._traced(numeric=numeric, rows=rows, projections=self._looks))
         except Exception as error:  # an observer never stops the run
             self._missed.append(Message("alarms.unmeasured.trace_not_begun", error=kind_and_text(error)))
             return
@@ -185,10 +181,13 @@ class StepTracer:
         self._search.pass_begins()
         self._search.begins(module, args)
 
-    def _open_trace(self, **options: Any) -> Trace:
+    def _traced(self, **options: Any) -> AbstractContextManager[Trace]:
         weights = None if self._looks else self._weights
         gradients = ProjectionGradients(weights, self._gradients.come) if self._looks or weights else None
-        return Trace(self._model, stats=False, sites=self._sites, gradients=gradients, **options).__enter__()
+        options |= {"stats": False, "sites": self._sites, "gradients": gradients}
+        if self._backward is not None and self._backward.waits() and not _again():
+            return self._backward.begin(**options)
+        return Trace(self._model, **options)
 
     def _counts(self, with_autograd: bool) -> bool:
         """Return whether the new pass belongs to the step. The first pass with autograd discards those before it."""
@@ -225,8 +224,10 @@ class StepTracer:
         if trace is None:
             return
         try:
-            trace.__exit__(None, None, None)
+            self._ends_trace.close()
             with torch.no_grad(), unseen():
+                if self._backward is not None and isinstance(trace, TracedHandles):
+                    self._backward.add(trace)
                 self._add(trace)
             self._search.pass_ends(trace)
             self._update.begin({*self._labels.values(), *self._weights})
@@ -240,7 +241,7 @@ class StepTracer:
             return
         try:
             self._sites.follow_here(module)
-            self._part_trace = self._open_trace(numeric=False)
+            self._part_trace = self._traced(numeric=False).__enter__()
             self._part, self._part_depth = module, 1
         except Exception as error:
             self._missed.append(Message("alarms.unmeasured.again_not_begun", error=kind_and_text(error)))
@@ -262,7 +263,7 @@ class StepTracer:
         """Hand the trace's nodes that hold q and k to the gradients, for vectors that no module returns."""
         here, all_calls = (Counter(site for site, _ in places) for places in (_places_of(trace), self._known))
         for call, pair in zip(trace.calls, trace.roots, strict=True):
-            site = site_of(call.site)
+            site = call.site
             # the recomputation counts its calls from 0, so which calls they are is unknown
             if part and here[site] < all_calls[site]:
                 lost = {place for place in self._by_root if place[0] == site} & self._expected
@@ -277,10 +278,10 @@ class StepTracer:
 
     def _add(self, trace: Trace) -> None:
         """Add the calls of a pass to the step, and decide whether the next pass must be examined closely."""
-        for call, rows in zip(trace.calls, trace.rows, strict=True):
-            place = site_of(call.site), call.index
-            attention = self._found.setdefault(place, _Attention(call))
-            if rows is None or (call.part_of_row and not (self.whole_rows and call.part_of_row == "gathered")):
+        for call, rows, whole in zip(trace.calls, trace.rows, trace.whole_rows, strict=True):
+            place = call.site, call.index
+            attention = self._found.setdefault(place, CallParts(call))
+            if rows is None or not (whole or (self.whole_rows and call.part_of_row in ("gathered", "summed"))):
                 attention.call, attention.unread = call, True
             else:
                 attention.parts.append(head_sums(rows))
@@ -289,10 +290,10 @@ class StepTracer:
                 self._scaled.add(place)
             elif place in self._scaled:
                 self._by_numbers = True  # the factors alone do not give the scale
-        self._missed += [with_place(site_of(entry.site) or ROOT_NAME, entry.reason) for entry in trace.not_measured]
+        self._missed += [with_place(entry.site or ROOT_NAME, entry.reason) for entry in trace.not_measured]
         if self._looks:
             self._locate(trace)
-            self.sketches |= {(site_of(tensors.site), tensors.index): tensors for tensors in trace.tensors}
+            self.sketches |= {(one.site, one.index): sketch_of(one) for one in trace.tensors}
         self._call_apart()
         self._root(trace)
         self._unknown_sites |= _places_of(trace)
@@ -301,13 +302,12 @@ class StepTracer:
 
     def _locate(self, trace: Trace) -> None:
         """Find the modules whose outputs hold q and k, and where; otherwise the weights that project them."""
-        modules = dict(self._model.named_modules())
+        modules = dict(named_modules(self._model))
         for call, pair in zip(trace.calls, trace.projections, strict=True):
-            site = site_of(call.site)
+            site, unknown = call.site, []
             if (site, call.index) in self._known:
                 continue
             self._known.add((site, call.index))
-            unknown = []
             for name, projection in zip(("query", "key"), pair, strict=True):
                 module = module_of(projection, modules)
                 if projection is None:
@@ -350,7 +350,8 @@ class StepTracer:
         with torch.no_grad():
             calls = tuple(self._call(place, attention) for place, attention in self._found.items())
         update = self._update.relative_step(), self._update.learning_rate
-        missed = [*self._missed, *self._gradients.failures, *self._search.failures, *self._update.failures]
+        faults, unjudged = self._backward.close() if self._backward is not None else ((), [])
+        missed = [*self._missed, *unjudged, *self._gradients.failures, *self._search.failures, *self._update.failures]
         if self._skipped_passes:
             missed.append(Message("alarms.unmeasured.without_autograd", forwards=self._skipped_passes))
         if self._with_autograd:
@@ -362,7 +363,7 @@ class StepTracer:
             how = not_measured(missed[0] if missed else Message(nothing))
         self._found = {}
         first, modules = self._search.first(self._model), self._search.looked_at()
-        return WatchedStep(calls, how, tuple(dict.fromkeys(missed)), None, (), first, modules, *update)
+        return WatchedStep(calls, how, tuple(dict.fromkeys(missed)), None, (), first, modules, *update, faults)
 
     def _absent(self) -> list[str]:
         """Return messages on places without gradients in a step where others had them; each is returned once."""
@@ -372,7 +373,7 @@ class StepTracer:
         places = sorted((site or ROOT_NAME, name) for site, _, name in absent)
         return [with_place(site, Message("alarms.unmeasured.frozen", name=name)) for site, name in places]
 
-    def _call(self, place: Place, attention: _Attention) -> WatchedCall:
+    def _call(self, place: Place, attention: CallParts) -> WatchedCall:
         call, sums = attention.call, None
         reason = call.stats_reason or Message("alarms.unmeasured.rows")
         if not attention.unread:
@@ -396,4 +397,4 @@ def _again() -> bool:
 
 
 def _places_of(trace: Trace) -> set[Place]:
-    return {(site_of(call.site), call.index) for call in trace.calls}
+    return {(call.site, call.index) for call in trace.calls}

@@ -6,8 +6,6 @@ hook is one of the trace's, on the tensor itself.
 A rotation keeps the size of a gradient, and a scale factor is already in it. For q and k behind a norm, it is the
 gradient before the norm. An activation that is recomputed during the backward pass is counted once: if the first pass
 ran without autograd, its tensors have no gradient; if it ran with autograd, the recomputed tensors have none.
-
-Module names leave out wrappers, so that a run has the same names on one GPU and on many.
 """
 
 from __future__ import annotations
@@ -28,8 +26,6 @@ from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.tracing import Projection
 
-_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-
 
 def can_project(module: nn.Module) -> bool:
     """Return whether a module may compute q or k with its own weight, as `nn.Linear(d_model, h * d_k)` does.
@@ -37,30 +33,6 @@ def can_project(module: nn.Module) -> bool:
     It has a parameter `weight` and no modules inside.
     """
     return "weight" in module._parameters and not module._modules
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside `torch.compile(model)` or `DistributedDataParallel(model)`.
-
-    A run thus has the same names on one GPU and on many.
-    """
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
-
-
-def site_of(path: str) -> str:
-    """Return a module path without the wrappers of compiling, sharding and checkpointing.
-
-    Example:
-        >>> site_of("layers.0._checkpoint_wrapped_module.attn._orig_mod")
-        'layers.0.attn'
-    """
-    return ".".join(name for name in path.split(".") if name not in _WRAPPERS)
 
 
 def module_of(projection: Projection | None, modules: dict[str, nn.Module]) -> nn.Module | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sqrtdk.errors import OutputError, kind_and_text
 from sqrtdk.messages import Message
@@ -316,3 +316,8 @@ def _text_of(error: Exception) -> str:
     """Return why something could not be written. An error of the writer names the steps, its cause does not."""
     cause = error.__cause__ if isinstance(error.__cause__, OutputError) else error
     return cause.message if isinstance(cause, OutputError) else kind_and_text(cause)
+
+
+def model_facts(model: nn.Module) -> dict[str, object]:
+    """Return the class and the size of a model: a folder's records can't be continued with another model's."""
+    return {"class": type(model).__name__, "parameters": sum(parameter.numel() for parameter in model.parameters())}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sqrtdk.monitor.samples import Alarm, CallTraits, FirstNonfinite
+from sqrtdk.monitor.samples import Alarm, CallTraits, FirstNonfinite, GradientFault
 from sqrtdk.monitor.sums import MAXIMUM_COLUMNS, PRODUCT_COLUMNS, SUM_COLUMNS, HeadSums, WatchedCall, WatchedStep
 from sqrtdk.stats import RowStats
 from sqrtdk.tracing import CallRows
@@ -100,6 +100,7 @@ class StepLayout:
         missed: What was not measured, and why.
         alarms: Alarms of the rank.
         first: The first output that was not finite; None if all were.
+        faults: What is wrong with the backward passes of attentions.
     """
 
     calls: tuple[LaidCall, ...]
@@ -107,6 +108,7 @@ class StepLayout:
     missed: tuple[str, ...]
     alarms: tuple[Alarm, ...]
     first: FirstNonfinite | None
+    faults: tuple[GradientFault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,7 +189,7 @@ def pack_step(step: WatchedStep, *, by_row: bool, most: int) -> PackedStep:
     loss = math.nan if step.loss is None else step.loss
     has_loss, moved = float(step.loss is not None), math.nan if step.relative_step is None else step.relative_step
     head = Head(needed, 0.0, stride, has_loss, loss, modules=float(step.modules), relative_step=moved)
-    return PackedStep(StepLayout(laid, step.how, step.missed, step.alarms, step.first), head, *flat)
+    return PackedStep(StepLayout(laid, step.how, step.missed, step.alarms, step.first, step.faults), head, *flat)
 
 
 def unpack_step(row: Tensor, layout: StepLayout, head: Head, stride: int) -> WatchedStep:
@@ -218,7 +220,8 @@ def unpack_step(row: Tensor, layout: StepLayout, head: Head, stride: int) -> Wat
     ]
     loss = head.loss if head.has_loss else None
     modules = int(head.modules)
-    return WatchedStep(tuple(calls), layout.how, layout.missed, loss, layout.alarms, layout.first, modules)
+    known = layout.how, layout.missed, loss, layout.alarms, layout.first, modules
+    return WatchedStep(tuple(calls), *known, faults=layout.faults)
 
 
 def _tensors(call: WatchedCall, by_row: bool) -> dict[str, Tensor]:

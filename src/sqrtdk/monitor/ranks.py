@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, kind_and_text
+from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, add_note, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.monitor.packed import HEAD, Head, PackedStep, StepLayout, pack_step, unpack_step
 from sqrtdk.monitor.shards import RankAxis, join_ranks
@@ -117,7 +117,7 @@ class Ranks:
         try:
             rows, heads = self._gathered(row)
         except Exception as error:
-            error.add_note("sqrtdk.watch gathers the statistics of all ranks here: every rank calls step() as often.")
+            add_note(error, "sqrtdk.watch gathers the statistics of all ranks here: every rank calls step() as often.")
             raise
         if len(numbers := {int(head.step) for head in heads}) > 1:
             raise InvalidValueError(

@@ -159,6 +159,8 @@ class FirstNonfinite:
         order: number of the pass, and of the module in order of ending.
         rank: rank that saw it, if several ranks watch together.
         behind: site and index of the attentions that ran between this output and the last one that was finite.
+        received: whether the keys of such an attention that came from other ranks are not finite, and its own are:
+            then it began on another rank.
     """
 
     site: str
@@ -171,6 +173,30 @@ class FirstNonfinite:
     order: tuple[int, int]
     rank: int | None = None
     behind: tuple[tuple[str, int], ...] = ()
+    received: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GradientFault:
+    """One thing that is wrong with the backward pass of an attention.
+
+    Attributes:
+        site: module path of the attention.
+        index: 0-based count of the attentions at this site.
+        text: what is wrong, in a sentence.
+        rounded: whether values were only rounded further than the dtypes allow.
+        by: name and place of the custom function that computes the gradient, or "".
+        off: largest difference, relative to the largest entry of the formula's gradient; None if it has no size.
+        allowed: largest difference that rounding may give, likewise.
+    """
+
+    site: str
+    index: int
+    text: str
+    rounded: bool = False
+    by: str = ""
+    off: float | None = None
+    allowed: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +214,7 @@ class StepSample:
         modules: number of modules whose outputs were read.
         relative_step: of the weights that give q and k, see `updates`; None if it is not known.
         learning_rate: of the step; None if it is not known.
+        faults: what is wrong with the backward passes of attentions, where it was asked.
     """
 
     step: int
@@ -200,6 +227,7 @@ class StepSample:
     modules: int = 0
     relative_step: float | None = None
     learning_rate: float | None = None
+    faults: tuple[GradientFault, ...] = ()
 
     @property
     def measured(self) -> tuple[CallSample, ...]:

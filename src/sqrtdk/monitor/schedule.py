@@ -13,9 +13,9 @@ from typing import Protocol, cast
 
 from torch import Tensor, nn
 
+from sqrtdk._wrappers import hint_for
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
 from sqrtdk.monitor.samples import Alarm
-from sqrtdk.tracing import hint_for
 
 OnAlarm = str | Callable[[Alarm], None]
 
@@ -27,7 +27,10 @@ class LossScaler(Protocol):
         """Return the factor on the loss, by which gradients are divided before they are recorded."""
 
 
-def check_options(model: object, on_alarm: object, rows: object, first_step: object, scaler: LossScaler | None) -> None:
+def check_options(
+    model: object, on_alarm: object, rows: object, first_step: object, scaler: LossScaler | None,
+    gradient: object = False,
+) -> None:  # fmt: skip
     """Check options of `watch`, before a folder or a logger is opened.
 
     Args:
@@ -36,6 +39,7 @@ def check_options(model: object, on_alarm: object, rows: object, first_step: obj
         rows: Largest number of rows of a sequence that are measured.
         first_step: Number of the first step.
         scaler: The scaler of the loss; None for none.
+        gradient: Whether, or at which of the sampled steps, backward passes are judged.
 
     Raises:
         InvalidTypeError: The model is not a module, or the scaler no scaler.
@@ -52,6 +56,8 @@ def check_options(model: object, on_alarm: object, rows: object, first_step: obj
         )
     _whole_number("rows", rows, 2, "None: all rows.")
     _whole_number("first_step", first_step, 1, "None: after the last recorded step.")
+    if not isinstance(gradient, bool):
+        _whole_number("gradient", gradient, 1, "True: at every sampled step.")
     if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
         raise InvalidTypeError(
             f"scaler is a torch.amp.GradScaler; got {type(scaler).__name__}",

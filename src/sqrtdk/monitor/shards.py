@@ -85,6 +85,7 @@ def join_ranks(steps: Sequence[WatchedStep], axes: Sequence[RankAxis]) -> Watche
         tuple(alarms),
         _first(by_rank, by_stage),
         max(step.modules for step in steps),
+        faults=tuple(dict.fromkeys(fault for step in steps for fault in step.faults)),
     )
 
 
@@ -103,7 +104,9 @@ def _first(
     found, stage, rank = min(known, key=_order)
     peers = [first for first, where, _ in by_rank if where == stage]
     # If all ranks of the stage found the same, naming one of them would send the reader to the wrong place.
-    everywhere = all(one is not None and (one.site, one.cause) == (found.site, found.cause) for one in peers)
+    alike = all(one is not None and (one.site, one.cause) == (found.site, found.cause) for one in peers)
+    # In a ring all ranks find it at one module: those that received the keys are not where it began.
+    everywhere = alike and len({one is not None and one.received for one in peers}) == 1
     earlier = {call.place for calls in by_stage[:stage] for call in calls}
     if any(call.place in earlier for call in by_stage[stage]):  # one name in two stages, as in `_named`
         prefix = f"stage{stage}."
@@ -119,11 +122,13 @@ def _first(
     return replace(found, rank=None if everywhere else rank)
 
 
-def _order(entry: tuple[FirstNonfinite, int, int]) -> tuple[bool, bool, int, int, int]:
-    """Sort key: outputs that reach the model's output come first, then the order of passes, stages and modules."""
+def _order(entry: tuple[FirstNonfinite, int, int]) -> tuple[bool, bool, int, int, int, bool]:
+    """Sort key: outputs that reach the model's output come first, then the order of passes, stages and modules; of
+    ranks at one module, that which did not get it from another.
+    """
     first, stage, _ = entry
     number, place = first.order
-    return first.cause == RULED_OUT, not first.returned, number, stage, place
+    return first.cause == RULED_OUT, not first.returned, number, stage, place, first.received
 
 
 def _calls(steps: Sequence[WatchedStep], axes: Sequence[RankAxis]) -> list[WatchedCall]:

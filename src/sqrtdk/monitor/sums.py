@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from sqrtdk.audit.gains import norm_sigma, norm_size
-from sqrtdk.monitor.samples import Alarm, CallSample, CallTraits, FirstNonfinite
+from sqrtdk.monitor.samples import Alarm, CallSample, CallTraits, FirstNonfinite, GradientFault
 from sqrtdk.stats.heads import SATURATED
 from sqrtdk.stats.rows import row_quantiles
 from sqrtdk.tracing import CallRows
@@ -222,6 +222,16 @@ def traits_of(call: AttentionCall) -> CallTraits:
     )
 
 
+@dataclass(slots=True)
+class CallParts:
+    """One attention of the step so far: its first call, the sums of all calls, and their rows if they are kept."""
+
+    call: AttentionCall
+    parts: list[HeadSums] = field(default_factory=list)
+    rows: list[CallRows] = field(default_factory=list)
+    unread: bool = False  # the rows of one of its calls are unknown
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class WatchedCall:
     """One attention of a step, with its sums.
@@ -268,6 +278,7 @@ class WatchedStep:
         modules: number of modules whose outputs were read.
         relative_step: of the weights that give q and k, see `updates`; None if it is not known.
         learning_rate: of the step; None if it is not known.
+        faults: what is wrong with the backward passes of attentions.
     """
 
     calls: tuple[WatchedCall, ...]
@@ -279,6 +290,7 @@ class WatchedStep:
     modules: int = 0
     relative_step: float | None = None
     learning_rate: float | None = None
+    faults: tuple[GradientFault, ...] = ()
 
     def samples(self) -> tuple[CallSample, ...]:
         """Return the statistics of every call, in the order of `calls`.

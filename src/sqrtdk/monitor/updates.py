@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._wrappers import named_parameters
 from sqrtdk.errors import InvalidTypeError, kind_and_text
 from sqrtdk.messages import Message
 
@@ -74,7 +75,7 @@ class ProjectionUpdate:
         self.failures.append(Message("alarms.unmeasured.update", error=kind_and_text(error)))
 
     def _weights(self, names: Collection[str]) -> dict[str, Tensor]:
-        return {name: weight for name, weight in self._model.named_parameters() if name in names}
+        return {name: weight for name, weight in named_parameters(self._model) if name in names}
 
 
 def _spread(weight: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ copy of it is not watched.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,13 +18,14 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
+from sqrtdk._guesses import with_leads
+from sqrtdk._wrappers import innermost
 from sqrtdk.errors import InvalidValueError, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.monitor.alarms import fresh, holding, idle
 from sqrtdk.monitor.alarms.nonfinite import unsampled_loss
 from sqrtdk.monitor.forwards import Place, StepTracer
-from sqrtdk.monitor.gradients import unwrapped
-from sqrtdk.monitor.journal import Journal, numbers
+from sqrtdk.monitor.journal import Journal, model_facts, numbers
 from sqrtdk.monitor.ranks import Ranks, Shards, ranks_of
 from sqrtdk.monitor.samples import Alarm, StepSample, not_measured
 from sqrtdk.monitor.schedule import LossScaler, OnAlarm, Schedule, check_options, copied_loss, schedule_of
@@ -63,12 +63,13 @@ class Watch:
         shards: Shards | None = None,
         sinks: Sequence[AnySink] = (),
         optimizer: Any = None,
+        gradient: bool | int = False,
     ) -> None:
-        check_options(model, on_alarm, rows, first_step, scaler)
-        self.samples: deque[StepSample] = deque(maxlen=HISTORY)
+        check_options(model, on_alarm, rows, first_step, scaler, gradient)
+        self.samples: list[StepSample] = []
         self.alarms: list[Alarm] = []
-        self._model = unwrapped(model)  # calling the wrapper calls this module too
-        self._schedule = schedule_of(every)
+        self._model = innermost(model)  # calling the wrapper calls this module too
+        self._schedule, self._gradient_every, self._sampled = schedule_of(every), int(gradient or 0), 0
         self._forwards = StepTracer(self._model, rows, optimizers_of(optimizer))
         self._on_alarm = on_alarm
         self._to = to
@@ -158,7 +159,9 @@ class Watch:
         """Open the folder of the records, and return the number of its next step."""
         assert self._to is not None
         settings = {"every": str(self._schedule), "rows": self._forwards.most}
-        self._journal = Journal(self._to, model=_described(self._model), settings=settings, first_step=self._first_step)
+        self._journal = Journal(
+            self._to, model=model_facts(self._model), settings=settings, first_step=self._first_step
+        )
         return self._journal.next_step
 
     def __exit__(
@@ -172,6 +175,7 @@ class Watch:
         found: list[Alarm] = []
         if error is None:
             found += idle(self._steps, self._forwards.passes, self._step + 1)
+        self._forwards.begin()  # drops what is left of a step that did not end
         found += (closing := self._sinks.close(self._step if self._steps else self._step + 1))
         journal, self._journal = self._journal, None
         if journal is not None:
@@ -247,7 +251,9 @@ class Watch:
             scale = float(self._scaler.get_scale()) if self._scaler is not None and self._sampling else 1.0
             failed = "alarms.not_sampled.not_begun"
             if self._sampling:
-                self._forwards.begin(scale)
+                judges = self._gradient_every > 0 and self._sampled % self._gradient_every == 0
+                self._forwards.begin(scale, gradient=judges)
+                self._sampled += 1
             self._arm()
         except Exception as error:  # schedule and scaler are the caller's, and must not end the training
             self._sampling = False
@@ -297,7 +303,8 @@ class Watch:
         except Exception as error:
             calls, how = (), not_measured(kind_and_text(error))
         known = watched.missed, watched.loss, self._scaler is not None, watched.first, watched.modules
-        sample = StepSample(self._step, calls, how, *known, watched.relative_step, watched.learning_rate)
+        moved = watched.relative_step, watched.learning_rate
+        sample = StepSample(self._step, calls, how, *known, *moved, watched.faults)
         holds = holding(tuple(self.samples), sample)
         self._worsening = any(alarm.severity in LOUD for alarm in holds)
         found = [*watched.alarms, *fresh(holds, self.alarms)]
@@ -305,8 +312,8 @@ class Watch:
         own += self._sinks.sample(sample, found)
         self.samples.append(sample)
         self._numbers += sample.count
-        while self._numbers > NUMBERS_IN_MEMORY and len(self.samples) > 2:
-            self._numbers -= self.samples.popleft().count
+        while len(self.samples) > HISTORY or (self._numbers > NUMBERS_IN_MEMORY and len(self.samples) > 2):
+            self._numbers -= self.samples.pop(0).count
         if self._journal is not None:
             unwritten = self._journal.sample(sample, found)
             own += [*unwritten, *(alarm for one in unwritten for alarm in self._sinks.alarm(one))]
@@ -316,6 +323,7 @@ class Watch:
         tell(found, self._on_alarm, warns=self._ranks is None or self._ranks.first)
 
 
+@with_leads
 def watch(
     model: nn.Module,
     *,
@@ -329,6 +337,7 @@ def watch(
     shards: Shards | None = None,
     sinks: Sequence[AnySink] = (),
     optimizer: Any = None,
+    gradient: bool | int = False,
 ) -> Watch:
     """Watch every attention of a model while it trains.
 
@@ -353,6 +362,8 @@ def watch(
             as "tensorboard:runs/tb" (`monitor.sinks.SINKS`), objects with write, alarm and close, or functions of the
             step and its metrics. The first failure of a sink is an alarm, and the others go on.
         optimizer: of the loop, or a list of them, whose learning rate is recorded; None: it is not.
+        gradient: hold the gradients that the loop's own backward pass delivers at each attention against those of its
+            formula, in float64: True at every sampled step, n at every n-th of them from the first on.
 
     Returns:
         The context manager; call its `step(loss)` after each optimizer step.
@@ -379,20 +390,6 @@ def watch(
         2
     """
     return Watch(
-        model,
-        every=every,
-        to=to,
-        rows=rows,
-        on_alarm=on_alarm,
-        first_step=first_step,
-        scaler=scaler,
-        group=group,
-        shards=shards,
-        sinks=sinks,
-        optimizer=optimizer,
-    )
-
-
-def _described(model: nn.Module) -> dict[str, object]:
-    """Describe the model: a folder's records can't be continued with another model's."""
-    return {"class": type(model).__name__, "parameters": sum(parameter.numel() for parameter in model.parameters())}
+        model, every=every, to=to, rows=rows, on_alarm=on_alarm, first_step=first_step, scaler=scaler, group=group,
+        shards=shards, sinks=sinks, optimizer=optimizer, gradient=gradient,
+    )  # fmt: skip

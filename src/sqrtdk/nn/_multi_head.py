@@ -22,9 +22,8 @@ from sqrtdk.stats.request import AuxRequest
 from sqrtdk.theory.parameters import Terms
 
 if TYPE_CHECKING:
-    from typing import Never
-
     from jaxtyping import Float, Shaped
+    from typing_extensions import Never
 
     from sqrtdk._named import AnyScale, AnyScore, AnyWindow
 

@@ -17,9 +17,8 @@ from sqrtdk.stats.request import AuxRequest
 from sqrtdk.theory.parameters import Terms
 
 if TYPE_CHECKING:
-    from typing import Never
-
     from jaxtyping import Float
+    from typing_extensions import Never
 
     from sqrtdk._named import AnyScale
     from sqrtdk._shapes import AnyKey, Bias, Query, Value, Visible

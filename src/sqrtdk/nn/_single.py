@@ -18,7 +18,7 @@ from sqrtdk.stats.request import AuxRequest
 from sqrtdk.theory.parameters import Terms
 
 if TYPE_CHECKING:
-    from typing import Never
+    from typing_extensions import Never
 
     from sqrtdk._named import AnyScale, AnyScore, AnyWindow
     from sqrtdk._shapes import AnyKey, Bias, Query, Value, Visible

@@ -3,6 +3,7 @@
 A term follows `PositionTerm` and is computed for a block of rows; `content` says whether the scale multiplies it.
 """
 
+from sqrtdk._leads import says_if_called as _says_if_called
 from sqrtdk.positions._bias import Alibi as Alibi
 from sqrtdk.positions._bias import T5Bias as T5Bias
 from sqrtdk.positions._bias import alibi as alibi
@@ -35,3 +36,5 @@ POSITIONS = {
     "rope": rope,
     "yarn": yarn,
 }
+
+_says_if_called(__name__)

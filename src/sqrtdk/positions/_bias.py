@@ -134,7 +134,7 @@ def alibi(
         return Alibi(torch.tensor(alibi_slopes(heads), dtype=torch.float64), symmetric)
     if not isinstance(slopes, Tensor):
         given = list(slopes or ())
-        if not all(isinstance(m, int | float) and not isinstance(m, bool) for m in given):
+        if not all(isinstance(m, (int, float)) and not isinstance(m, bool) for m in given):
             raise InvalidTypeError(f"slopes are numbers; got {given}", hint="Pass one number a head.")
         if not all(math.isfinite(m) for m in given):
             raise InvalidValueError(f"slopes are finite; got {given}", hint="Leave out what is not finite.")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -17,16 +20,26 @@ from sqrtdk.recording.limits import (
     refuse_file,
     trace_record,
 )
-from sqrtdk.recording.records import Cut
+from sqrtdk.recording.records import Bounds, Cut, Shard
 from sqrtdk.recording.source import TensorSource
 from sqrtdk.tracing.records import AttentionCall
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, Waypoint
+
+
+class DecodedCall(NamedTuple):
+    """A call of a file, and which part of the attention it is."""
+
+    call: CallTensors
+    cut: Cut | None = None
+    shard: Shard | None = None
+    bounds: tuple[Bounds | None, ...] = ()
+
 
 _U8 = frozenset({torch.uint8})
 Shape = tuple[int, ...]
 
 
-def decode_call(entry: CallEntry, number: int, index: int, source: TensorSource) -> tuple[CallTensors, Cut | None]:
+def decode_call(entry: CallEntry, number: int, index: int, source: TensorSource) -> DecodedCall:
     """Return one call of a file.
 
     Args:
@@ -41,7 +54,7 @@ def decode_call(entry: CallEntry, number: int, index: int, source: TensorSource)
     at = prefix(number)
     index = index if entry.index is None else entry.index
     if at + "q" not in source and entry.missing is not None:
-        return _without(entry, at, index, source), None
+        return DecodedCall(_without(entry, at, index, source), shard=entry.shard)
     layout = entry.layout or "BHLE"
     query = _vector(entry.q or VectorEntry(), at + "q", layout, source)
     key = _vector(entry.k or VectorEntry(), at + "k", layout, source)
@@ -56,9 +69,11 @@ def decode_call(entry: CallEntry, number: int, index: int, source: TensorSource)
     if lse is not None and lse.shape != logits[:3]:
         refuse_file(f"{at}lse has shape {tuple(lse.shape)}; (B, Hq, L) is {logits[:3]}")
     dtype = entry.dtype or str(query.values.dtype).removeprefix("torch.")
-    terms = None
+    terms, local = None, RankPlaces.of(entry.shard, logits)
     if entry.terms is not None:
-        terms = tuple(_term(term, f"{at}terms.{place}", logits, source) for place, term in enumerate(entry.terms))
+        terms = tuple(
+            _term(term, f"{at}terms.{place}", logits, source, local) for place, term in enumerate(entry.terms)
+        )
     call = CallTensors(
         site=entry.site,
         index=index,
@@ -77,7 +92,40 @@ def decode_call(entry: CallEntry, number: int, index: int, source: TensorSource)
         missing=entry.missing,
         call=_record(at + "record", source),
     )
-    return call, _cut(entry.cut, f"calls[{number}].cut", logits)
+    bounds = tuple((term.least, term.greatest) if _has_bounds(term) else None for term in entry.terms or ())
+    return DecodedCall(call, _cut(entry.cut, f"calls[{number}].cut", logits), entry.shard, bounds)
+
+
+def _has_bounds(entry: MaskEntry) -> bool:
+    return entry.least is not None or entry.greatest is not None
+
+
+class RankPlaces(NamedTuple):
+    """Places of a rank's rows and keys in the sequence: bounds of its masks speak of these."""
+
+    rows: list[int]
+    keys: list[int]
+
+    @classmethod
+    def of(cls, shard: Shard | None, logits: Shape) -> RankPlaces | None:
+        """Return the places, which must be those of the tensors; None for a call of one process.
+
+        Args:
+            shard: as it is declared.
+            logits: (B, Hq, L, S) of the file's tensors.
+
+        Raises:
+            TraceFileError: The shard does not fit the tensors.
+        """
+        if shard is None:
+            return None
+        shard.places("heads", logits[1])
+        return cls(shard.places("rows", logits[2])[0], shard.places("keys", logits[3])[0])
+
+    def shift(self) -> int | None:
+        """Return how much larger i - j is in the sequence than in the tensors; None if that is not one number."""
+        rows, keys = ({place - at for at, place in enumerate(places)} for places in (self.rows, self.keys))
+        return rows.pop() - keys.pop() if len(rows) == len(keys) == 1 else None
 
 
 def _without(entry: CallEntry, at: str, index: int, source: TensorSource) -> CallTensors:
@@ -201,10 +249,10 @@ def _projection(name: str | None, begin: str, values: Tensor, source: TensorSour
     return Projection(name, given, weight, bias, features)
 
 
-def _term(entry: TermEntry, at: str, logits: Shape, source: TensorSource) -> Term:
+def _term(entry: TermEntry, at: str, logits: Shape, source: TensorSource, local: RankPlaces | None) -> Term:
     value: Tensor | float | None
     if entry.name == "mask" or entry.shape is not None:
-        value = _mask(entry, at, logits, source)
+        value = _mask(entry, at, logits, source, local)
     else:
         tensor = source.take(at, FLOAT_DTYPES)
         if tensor is not None and entry.value is not None:
@@ -219,7 +267,9 @@ def _term(entry: TermEntry, at: str, logits: Shape, source: TensorSource) -> Ter
     return Term(entry.name, value, entry.detail or "", fill, bool(entry.added))
 
 
-def _mask(entry: MaskEntry, at: str, logits: Shape, source: TensorSource) -> Tensor | None:
+def _mask(
+    entry: MaskEntry, at: str, logits: Shape, source: TensorSource, local: RankPlaces | None = None
+) -> Tensor | None:
     """Return a mask from the file; None if there is none.
 
     It has one of three forms: a bool tensor; packed bits with a shape; or bounds of i - j, with padding or without.
@@ -258,7 +308,27 @@ def _mask(entry: MaskEntry, at: str, logits: Shape, source: TensorSource) -> Ten
         refuse_file(f"{at} has shape {shape} and no bits; its last two dimensions are rows and keys")
     if bounds and shape[-2:] != logits[2:]:
         refuse_file(f"{at} has bounds and shape {shape}; bounds are of {logits[2]} rows and {logits[3]} keys")
+    shift = 0 if local is None or not bounds else local.shift()
+    if shift is None:  # zigzag, striped: the band is none of the tensors
+        assert local is not None
+        whole = source.mask(at, PackedMask(shape, None, None, padding, bits))
+        return whole if whole.is_meta else whole & band_of_places(local.rows, local.keys, (least, greatest))
+    least, greatest = (None if bound is None else bound - shift for bound in (least, greatest))
     return source.mask(at, PackedMask(shape, least, greatest, padding, bits))
+
+
+def band_of_places(rows: Sequence[int], keys: Sequence[int], bounds: Bounds) -> Tensor:
+    """Return (rows, keys), true where the distance of the places is within the bounds.
+
+    Example:
+        >>> band_of_places([1, 3], [0, 2], (0, None)).tolist()
+        [[True, False], [True, True]]
+    """
+    distance = torch.tensor(rows)[:, None] - torch.tensor(keys)
+    least, greatest = bounds
+    shown = torch.ones_like(distance, dtype=torch.bool)
+    shown = shown if least is None else shown & (distance >= least)
+    return shown if greatest is None else shown & (distance <= greatest)
 
 
 def _dropout_mask(entry: MaskEntry | None, at: str, logits: Shape, source: TensorSource) -> Tensor | None:

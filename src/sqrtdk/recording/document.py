@@ -17,7 +17,15 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from sqrtdk.messages import said_again, table_of
-from sqrtdk.recording.format import FLOAT_NAMES, FORMULA_TERMS, KEY, MESSAGES, SCHEMA_VERSION, TENSOR_LAYOUTS
+from sqrtdk.recording.format import (
+    FLOAT_NAMES,
+    FORMULA_TERMS,
+    KEY,
+    MESSAGES,
+    SCHEMA_VERSION,
+    SHARD_VERSION,
+    TENSOR_LAYOUTS,
+)
 from sqrtdk.recording.limits import (
     MAX_DIMENSIONS,
     MAX_NAME_CHARACTERS,
@@ -29,7 +37,7 @@ from sqrtdk.recording.limits import (
     refuse_file,
     trace_record,
 )
-from sqrtdk.recording.records import Cut, TraceMetadata
+from sqrtdk.recording.records import Cut, Shard, TraceMetadata
 from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.tensors import CallTensors
 
@@ -98,6 +106,7 @@ class CallEntry:
     weights_dtype: FloatName | None = None
     missing: Text | None = None
     cut: Cut | None = None
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +143,19 @@ def parse_document(text: str) -> Document:
         refuse_file(f"{what} has no whole number 'schema_version'", f"It is {SCHEMA_VERSION}.")
     # Before the fields are read: a later version may have fields that would be refused as unknown, with a misleading
     # message.
-    if version != SCHEMA_VERSION:
+    if version not in (SCHEMA_VERSION, SHARD_VERSION):
         refuse_file(
-            f"the file is of version {quote(version)} of the format; this sqrtdk reads version {SCHEMA_VERSION}",
-            "Install a newer sqrtdk." if version > SCHEMA_VERSION else "Write the file again.",
+            f"the file is of version {quote(version)} of the format; this sqrtdk reads versions {SCHEMA_VERSION} and "
+            f"{SHARD_VERSION}",
+            "Install a newer sqrtdk." if version > SHARD_VERSION else "Write the file again.",
         )
-    return trace_record(Document, document, "the trace")
+    found = trace_record(Document, document, "the trace")
+    if version < SHARD_VERSION and any(call.shard is not None for call in found.calls):
+        refuse_file(
+            f"a call has a 'shard', and the file is of version {version} of the format",
+            f"With a shard, 'schema_version' is {SHARD_VERSION}.",
+        )
+    return found
 
 
 def sentences_to_json(calls: Sequence[CallTensors], metadata: TraceMetadata) -> str:

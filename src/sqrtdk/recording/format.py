@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 1  # of a file without parts of ranks, which an older reader takes
+SHARD_VERSION = 2  # of one whose calls say which part of the attention a rank had
 KEY = "sqrtdk_trace"  # key in the metadata of safetensors; its value is a JSON document
 MESSAGES = "sqrtdk_messages"  # key beside it, see `recording.document`; optional
 INPUT_PREFIX = "inputs."  # prefix of the names of the model's inputs

@@ -21,6 +21,7 @@ MAX_SIDE = 2**40  # entries in one dimension
 MAX_NAME_CHARACTERS = 500  # characters
 MAX_TEXT_CHARACTERS = 10_000  # characters
 MAX_STEPS = 64  # steps of one vector, or terms of one call
+MAX_RANGES = 2**10  # ranges of rows, keys or heads of one call on a rank
 MAX_RECORD_BYTES = 2**22  # 4 MiB of JSON on one call
 MAX_MASK = 2**30  # entries of one mask; each takes a byte once the mask is unpacked
 MAX_MASKS = 2**32  # entries of all masks of a file

@@ -17,7 +17,7 @@ from sqrtdk.recording.document import Document, parse_document, with_sentences
 from sqrtdk.recording.format import INPUT_PREFIX, NAME_BY_DTYPE
 from sqrtdk.recording.header import Header, Spec, read_header, read_tensor
 from sqrtdk.recording.limits import MAX_TRACE_BYTES, quote, refuse_file
-from sqrtdk.recording.records import Cut, TraceFile, TraceMetadata
+from sqrtdk.recording.records import Bounds, Cut, Shard, TraceFile, TraceMetadata
 from sqrtdk.recording.source import TensorSource, check_same
 from sqrtdk.tracing.tensors import CallTensors
 
@@ -82,11 +82,14 @@ def _take(path: Path, header: Header, document: Document, load: Any, load_small:
     source = TensorSource(header, same, load, load_small)
     calls: list[CallTensors] = []
     cuts: list[Cut | None] = []
+    shards: list[Shard | None] = []
+    bounds: list[tuple[Bounds | None, ...]] = []
     notes: list[str] = []
     count: Counter[str] = Counter()
     places: set[tuple[str, int]] = set()
     for number, entry in enumerate(document.calls):
-        call, cut = decode_call(entry, number, count[entry.site], source)  # without an index, the next one at its site
+        # without an index, the next one at its site
+        call, cut, shard, bound = decode_call(entry, number, count[entry.site], source)
         if (call.site, call.index) in places:
             refuse_file(
                 f"two calls are at site {quote(call.site)} with index {call.index}",
@@ -96,6 +99,8 @@ def _take(path: Path, header: Header, document: Document, load: Any, load_small:
         count[call.site] += 1
         calls.append(call)
         cuts.append(cut)
+        shards.append(shard)
+        bounds.append(bound)
         if load is not None:
             notes += _oddities(call)
     names = [(name, name.removeprefix(INPUT_PREFIX)) for name in source.prefixed(INPUT_PREFIX)]
@@ -110,7 +115,8 @@ def _take(path: Path, header: Header, document: Document, load: Any, load_small:
     source.check_work()
     if len(notes) > _MAX_TRACE_NOTES:
         notes = [*notes[:_MAX_TRACE_NOTES], Message("recording.more_tensors", count=len(notes) - _MAX_TRACE_NOTES)]
-    return TraceFile(path, document.schema_version, metadata, spoken, tuple(cuts), inputs, tuple(notes))
+    parts = tuple(cuts), inputs, tuple(notes), tuple(shards), tuple(bounds)
+    return TraceFile(path, document.schema_version, metadata, spoken, *parts)
 
 
 def _metadata(document: Document) -> TraceMetadata:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk._files import check_writable
+from sqrtdk._wrappers import hint_for
 from sqrtdk.audit.context import tokens_of
 from sqrtdk.audit.guard import current, eval_mode, implementation, offers_choice, random_state
 from sqrtdk.audit.own_module import as_inputs, from_module, refuse_empty
@@ -33,9 +34,10 @@ from sqrtdk.recording.cut import cut_call
 from sqrtdk.recording.encode import is_empty
 from sqrtdk.recording.format import NAME_BY_DTYPE
 from sqrtdk.recording.limits import MAX_NAME_CHARACTERS
-from sqrtdk.recording.records import Cut, Recording, TraceMetadata
+from sqrtdk.recording.records import Cut, Recording, Shard, TraceMetadata
+from sqrtdk.recording.rings import own_blocks
 from sqrtdk.recording.write import check_limits, write_trace_file
-from sqrtdk.tracing import Trace, hint_for
+from sqrtdk.tracing import Trace
 from sqrtdk.tracing.records import NotMeasured
 from sqrtdk.tracing.tape.stance import fast_path_off
 from sqrtdk.tracing.tensors import CallTensors, Vector
@@ -52,6 +54,7 @@ def record(
     rows: int | None = None,
     heads: Sequence[int] | None = None,
     projections: bool = False,
+    shard: Shard | None = None,
     force: bool = False,
     announce: Callable[[str], None] = lambda text: None,
     attn: str | None = None,
@@ -66,6 +69,7 @@ def record(
     trust_remote_code: bool = False,
     device_map: str | None = None,
     offload_folder: str | Path | None = None,
+    base: str | Path | None = None,
 ) -> Recording:
     """Run a model once, in evaluation mode, and write a trace file: q, k, v, output and formula of every attention.
 
@@ -79,6 +83,8 @@ def record(
         rows: Number of query rows to keep of each call, from the first on; all keys stay.
         heads: Keep these query heads, and the key heads that they read.
         projections: Whether to write weights and inputs of the projections of q, k and v too.
+        shard: Which rows, keys and heads of all ranks this one has, for a model that runs on several; each rank writes
+            a file of its own, and `diff` puts them together. None: one process.
         force: Whether to replace an existing file.
         announce: Called with the file's size before it is written.
         attn: "eager" or "sdpa", for a model that offers the choice.
@@ -93,6 +99,7 @@ def record(
         trust_remote_code: Whether the model's own Python files may run.
         device_map: "auto" lets accelerate spread a checkpoint over devices.
         offload_folder: Directory for weights that fit on no device.
+        base: Base model of an adapter's directory; None takes the directory that the adapter names, or its neighbour.
 
     Returns:
         A description of the file that was written.
@@ -116,11 +123,11 @@ def record(
     options = LoadOptions(
         attn=attn, text=text, input_file=input_file, batch=batch, seq_len=seq_len, device=device, dtype=dtype,
         seed=seed, revision=revision, trust_remote_code=trust_remote_code, device_map=device_map,
-        offload_folder=offload_folder,
+        offload_folder=offload_folder, base=base,
     )  # fmt: skip
     return record_with(
         model, inputs, path, options,
-        calls=calls, rows=rows, heads=heads, projections=projections, force=force, announce=announce,
+        calls=calls, rows=rows, heads=heads, projections=projections, shard=shard, force=force, announce=announce,
     )  # fmt: skip
 
 
@@ -134,6 +141,7 @@ def record_with(
     rows: int | None = None,
     heads: Sequence[int] | None = None,
     projections: bool = False,
+    shard: Shard | None = None,
     force: bool = False,
     announce: Callable[[str], None] = lambda text: None,
 ) -> Recording:
@@ -144,6 +152,10 @@ def record_with(
     if not str(path):
         raise InvalidValueError("no path to write to", hint="Name a file: run.safetensors.")
     check_writable(path, force)  # before the model is loaded and run
+    if shard is not None and (rows is not None or heads is not None):
+        raise InvalidValueError(
+            "a shard of ranks is written whole, and rows= or heads= cut it", hint="Leave rows and heads out."
+        )
     if rows is not None and rows < 1:
         raise InvalidValueError(f"{rows} rows are wanted", hint="Keep at least one.")
     check_seed(options.seed)
@@ -151,7 +163,9 @@ def record_with(
     loaded = _loaded(model, None if inputs is None else as_inputs(inputs), options)
     with unchanged(model, inputs) as before, by_default_of(loaded.module):
         run, ran = _traced(loaded, options)
-        chosen = [call for call in run.tensors if fnmatchcase(call.site, calls)]
+        ring = shard is not None and shard.keys is not None
+        tensors = own_blocks(run.calls, run.tensors) if ring else run.tensors
+        chosen = [call for call in tensors if fnmatchcase(call.site, calls)]
         _refuse_none(loaded, run, calls, chosen)
         notes = list(loaded.notes)
         written: list[CallTensors] = []
@@ -173,6 +187,7 @@ def record_with(
             written,
             metadata,
             cuts=cuts,
+            shards=None if shard is None else [shard] * len(written),
             model_inputs=_plain_tensors(loaded.inputs, notes),
             projections=projections,
             force=force,

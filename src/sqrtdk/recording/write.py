@@ -19,7 +19,7 @@ from sqrtdk._files import check_writable, write_parts
 from sqrtdk.errors import OutputError
 from sqrtdk.recording.document import parse_document, sentences_to_json
 from sqrtdk.recording.encode import Sheet, encode_call, number_sites
-from sqrtdk.recording.format import INPUT_PREFIX, KEY, MESSAGES, NAME_BY_DTYPE, SCHEMA_VERSION
+from sqrtdk.recording.format import INPUT_PREFIX, KEY, MESSAGES, NAME_BY_DTYPE, SCHEMA_VERSION, SHARD_VERSION
 from sqrtdk.recording.header import Header, Spec
 from sqrtdk.recording.limits import (
     MAX_HEADER_BYTES,
@@ -31,7 +31,7 @@ from sqrtdk.recording.limits import (
     at_most,
 )
 from sqrtdk.recording.read import check_calls
-from sqrtdk.recording.records import Cut, Recording, TraceMetadata
+from sqrtdk.recording.records import Cut, Recording, Shard, TraceMetadata
 from sqrtdk.tracing.tensors import CallTensors
 
 _BYTES_A_WRITE = 2**26  # bytes written at once; a signal such as Ctrl-C waits for no more than this
@@ -43,6 +43,7 @@ def write_trace_file(
     metadata: TraceMetadata | None = None,
     *,
     cuts: Sequence[Cut | None] | None = None,
+    shards: Sequence[Shard | None] | None = None,
     model_inputs: Mapping[str, Tensor] | None = None,
     projections: bool = False,
     force: bool = False,
@@ -57,6 +58,7 @@ def write_trace_file(
         calls: The calls; no two with the same site and index.
         metadata: Model and program; None leaves it empty.
         cuts: Parallel to `calls`: which part of the attention each holds.
+        shards: Parallel to `calls`: which part of the attention over all ranks this rank had; None: one process.
         model_inputs: Input tensors of the model by name.
         projections: Whether to write weights and inputs of the projections too.
         force: Whether to replace an existing file.
@@ -85,13 +87,16 @@ def write_trace_file(
     metadata = metadata or TraceMetadata()
     sheet = Sheet()
     entries = [
-        encode_call(call, number, sheet, projections=projections, cut=cut)
-        for number, (call, cut) in enumerate(zip(calls, cuts or [None] * len(calls), strict=True))
+        encode_call(call, number, sheet, projections=projections, cut=cut, shard=shard)
+        for number, (call, cut, shard) in enumerate(
+            zip(calls, cuts or [None] * len(calls), shards or [None] * len(calls), strict=True)
+        )
     ]
     for name, tensor in (model_inputs or {}).items():
         sheet.put(INPUT_PREFIX + name, tensor)
     tensors, same = _without_copies(sheet.tensors)
-    document = {"schema_version": SCHEMA_VERSION, **_metadata_fields(metadata), "calls": entries, "same": same}
+    version = SHARD_VERSION if any(shards or ()) else SCHEMA_VERSION
+    document = {"schema_version": version, **_metadata_fields(metadata), "calls": entries, "same": same}
     header, begin = _lay_out(tensors, document, sentences_to_json(calls, metadata))
     check_calls(header, parse_document(header.document))  # a file that we can't read must not be written
     size = sum(len(part) for part in begin) + max((spec.end for spec in header.specs.values()), default=0)

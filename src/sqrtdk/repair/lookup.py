@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._wrappers import named_parameters
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.repair.ranks import is_sharded
 from sqrtdk.repair.rows import HeadRows, Refusal, explained
@@ -48,7 +49,7 @@ class Parameters:
         self._named: dict[str, Tensor] = {}
         self._first: dict[str, str] = {}
         # All names, as a plan may use another name of a tied weight than the trace.
-        for name, parameter in model.named_parameters(remove_duplicate=False):
+        for name, parameter in named_parameters(model, remove_duplicate=False):
             self._named[name] = parameter
             self._first[name] = first.setdefault(id(parameter), name)
         self.ids = frozenset(map(id, self._named.values()))

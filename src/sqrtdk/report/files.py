@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from sqrtdk._language import chosen
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message, joined
 
 Draw = Callable[[Any], str]
+_TEXT_WIDTH = 100  # columns of a text that goes to no terminal
 
 
 def drawn(name: str, package: str = "sqrtdk") -> Draw:
@@ -25,6 +28,18 @@ def drawn(name: str, package: str = "sqrtdk") -> Draw:
     return lambda record: str(getattr(import_module(f"{package}.{module}"), function)(record))
 
 
+def _text(name: str) -> Draw:
+    """Return a function that writes the text of a terminal, in the language of the environment."""
+
+    def text(record: object) -> str:
+        language = chosen("auto", os.environ)
+        return str(
+            import_module(f"sqrtdk.report.{name}.terminal").to_text(record, width=_TEXT_WIDTH, language=language)
+        )
+
+    return text
+
+
 WRITERS: Mapping[str, Mapping[str, Draw]] = {
     "CheckReport": {
         ".json": drawn("report.check.json.to_json"),
@@ -32,8 +47,18 @@ WRITERS: Mapping[str, Mapping[str, Draw]] = {
         ".sarif": drawn("report.check.sarif.to_sarif"),
         ".xml": drawn("report.check.junit.to_junit"),
         ".md": drawn("report.check.markdown.to_markdown"),
+        ".txt": _text("check"),
     },
-    "DiffReport": {".json": drawn("report.diff.json.to_json"), ".html": drawn("report.diff.html.to_html")},
+    "DiffReport": {
+        ".json": drawn("report.diff.json.to_json"),
+        ".html": drawn("report.diff.html.to_html"),
+        ".txt": _text("diff"),
+    },
+    "AnswersReport": {
+        ".json": drawn("report.answers.json.to_json"),
+        ".html": drawn("report.answers.html.to_html"),
+        ".txt": _text("answers"),
+    },
     "Summary": {
         ".json": drawn("report.watch.json.to_json"),
         ".html": lambda run: drawn("report.watch.html.to_html")([run]),

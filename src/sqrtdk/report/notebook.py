@@ -95,5 +95,6 @@ DRAW: Mapping[str, Callable[[Any], str]] = {
     "JudgedCall": drawn("report.check.html.judged_table"),
     "AttentionCall": drawn("report.check.html.call_table"),
     "DiffReport": drawn("report.diff.html.diff_table"),
+    "AnswersReport": drawn("report.answers.html.answers_table"),
     "AuxOutput": _rows,
 }

@@ -42,6 +42,7 @@ def render(
     opens: Choice = "auto",
     asks: bool = False,
     home: str = HOME,
+    styles: Sequence[str] = (),
 ) -> str:
     """Render a page's template with the shared style and scripts (`base.css`, `print.js`, `cut.js`) and the page's own.
 
@@ -56,9 +57,10 @@ def render(
             `html` element receives it as `opening`.
         asks: whether the page's script may ask the server that the page came from.
         home: package whose folder `templates` has the page's own files.
+        styles: names of other pages whose style this one uses, before its own.
     """
     names = ["languages", name] if languages else [name]
-    style = "".join(_asset(f"{one}.css", home) for one in ("base", *names))
+    style = "".join(_asset(f"{one}.css", home) for one in ("base", *names[:-1], *styles, name))
     script = "".join(_asset(f"{one}.js", home) for one in ("print", "cut", *names[:-1], *before, name))
     if opens not in (choices := get_args(Choice)):
         raise InvalidValueError(f"language must be one of {', '.join(choices)}, not {opens!r}")
@@ -177,7 +179,7 @@ def _visible(value: Any) -> Any:
 
 
 def _asset(name: str, home: str) -> str:
-    own, shared = (importlib.resources.files(one).joinpath("templates", name) for one in (home, HOME))
+    own, shared = (importlib.resources.files(one).joinpath("templates").joinpath(name) for one in (home, HOME))
     return (own if own.is_file() else shared).read_text(encoding="utf-8")
 
 

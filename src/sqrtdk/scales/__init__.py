@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from sqrtdk._leads import says_if_called as _says_if_called
 from sqrtdk.scales._adaptive import Learned as Learned
 from sqrtdk.scales._adaptive import learned as learned
 from sqrtdk.scales._adaptive import log_n as log_n
@@ -32,3 +33,5 @@ SCALES: dict[str, Callable[..., ScaleRule]] = {
     "disentangled": disentangled,
     "layer_index": layer_index,
 }
+
+_says_if_called(__name__)

@@ -64,4 +64,4 @@ def whole_number(value: object, name: str, least: int) -> int:
 
 def _shown(value: object) -> str:
     kind = type(value).__name__
-    return f"{value!r} ({kind})" if isinstance(value, bool | float | str) or value is None else f"a {kind}"
+    return f"{value!r} ({kind})" if isinstance(value, (bool, float, str)) or value is None else f"a {kind}"

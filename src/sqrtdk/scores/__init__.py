@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from sqrtdk._leads import says_if_called as _says_if_called
 from sqrtdk.scores._additive import additive as additive
 from sqrtdk.scores._additive import keras_additive as keras_additive
 from sqrtdk.scores._additive import luong_concat as luong_concat
@@ -10,6 +11,8 @@ from sqrtdk.scores._bilinear import luong_general as luong_general
 from sqrtdk.scores._cosine import LearnedGain as LearnedGain
 from sqrtdk.scores._cosine import cosine as cosine
 from sqrtdk.scores._distance import distance as distance
+from sqrtdk.scores._distance import laplace as laplace
+from sqrtdk.scores._distance import rbf as rbf
 from sqrtdk.scores._fresh import fresh_additive as fresh_additive
 from sqrtdk.scores._fresh import fresh_bilinear as fresh_bilinear
 from sqrtdk.scores._score import CallableScore as CallableScore
@@ -26,4 +29,8 @@ SCORES: dict[str, Callable[..., FoldedScore | PairScore]] = {
     "keras_additive": keras_additive,
     "luong_concat": luong_concat,
     "distance": distance,
+    "rbf": rbf,
+    "laplace": laplace,
 }
+
+_says_if_called(__name__)

@@ -27,7 +27,27 @@ _WEIGHT, _CONCAT_V = "the weight of a concat score", "v of a concat score"
 _KERAS_V = "v of a Keras additive score"
 
 
-class Additive(nn.Module):
+class _TanhScore(nn.Module):
+    """A score v . tanh(q + k) of a prepared query and a prepared key."""
+
+    v: Float[Tensor, " A"] | Float[Tensor, "Hq A"]
+
+    @property
+    def default_scale(self) -> ScaleRule:
+        """The scale rule `none()`: v sets the range of the logits."""
+        return none()
+
+    @property
+    def width(self) -> int:
+        """A, the width of the hidden layer: the numbers held at once for a pair of query and key."""
+        return self.v.shape[-1]
+
+    def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
+        """Return v . tanh(q + k) for every pair of a prepared query and a prepared key."""
+        return _tanh_pairs(query, key, self.v)
+
+
+class Additive(_TanhScore):
     """See `additive`.
 
     Attributes:
@@ -37,7 +57,6 @@ class Additive(nn.Module):
         bias: (A,) or (Hq, A), or None.
     """
 
-    v: Float[Tensor, " A"] | Float[Tensor, "Hq A"]
     query_weight: Float[Tensor, "E A"] | Float[Tensor, "Hq E A"]
     key_weight: Float[Tensor, "Ek A"] | Float[Tensor, "H Ek A"]
     bias: Float[Tensor, " A"] | Float[Tensor, "Hq A"] | None
@@ -64,16 +83,6 @@ class Additive(nn.Module):
                 hint="v is (A,), query_weight (E, A), key_weight (Ek, A), bias (A,).",
             )
 
-    @property
-    def default_scale(self) -> ScaleRule:
-        """The scale rule `none()`: v sets the range of the logits."""
-        return none()
-
-    @property
-    def width(self) -> int:
-        """A, the width of the hidden layer: the numbers held at once for a pair of query and key."""
-        return self.v.shape[-1]
-
     def prepare(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
     ) -> tuple[Float[Tensor, "*BHq L A"], Float[Tensor, "*BH S A"]]:
@@ -89,10 +98,6 @@ class Additive(nn.Module):
             bias = self.bias.to(projected.dtype)
             projected = projected + (bias.unsqueeze(-2) if query.ndim > 2 and bias.ndim == 2 else bias)
         return projected, widened(project_heads(key, self.key_weight, _KEY, "key"))
-
-    def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
-        """Return v . tanh(q + k) for every pair of a prepared query and a prepared key."""
-        return _tanh_pairs(query, key, self.v)
 
     def extra_repr(self) -> str:
         """Return the shapes of the weights, which `print(module)` shows."""
@@ -138,7 +143,7 @@ def additive(
     return Additive(v, query_weight, key_weight, bias)
 
 
-class LuongConcat(nn.Module):
+class LuongConcat(_TanhScore):
     """See `luong_concat`.
 
     Attributes:
@@ -146,7 +151,6 @@ class LuongConcat(nn.Module):
         weight: (E + Ek, A) or (H, E + Ek, A).
     """
 
-    v: Float[Tensor, " A"] | Float[Tensor, "Hq A"]
     weight: Float[Tensor, "both A"] | Float[Tensor, "H both A"]
 
     def __init__(
@@ -162,16 +166,6 @@ class LuongConcat(nn.Module):
                 f"v and the weight of a concat score have one hidden width; got {v.shape[-1]} and {weight.shape[-1]}",
                 hint="v is (A,), the weight (E + Ek, A).",
             )
-
-    @property
-    def default_scale(self) -> ScaleRule:
-        """The scale rule `none()`: v sets the range of the logits."""
-        return none()
-
-    @property
-    def width(self) -> int:
-        """A, the width of the hidden layer: the numbers held at once for a pair of query and key."""
-        return self.v.shape[-1]
 
     def prepare(
         self, query: Float[Tensor, "*BHq L E"], key: Float[Tensor, "*BH S Ek"]
@@ -201,10 +195,6 @@ class LuongConcat(nn.Module):
         return widened(project_heads(query, of_query, _WEIGHT, "query")), widened(
             project_heads(key, of_key, _WEIGHT, "key")
         )
-
-    def pairs(self, query: Float[Tensor, "*#BHq R A"], key: Float[Tensor, "*#BHq S A"]) -> Float[Tensor, "*BHq R S"]:
-        """Return v . tanh(q + k) for every pair of a prepared query and a prepared key."""
-        return _tanh_pairs(query, key, self.v)
 
     def extra_repr(self) -> str:
         """Return the shape of the weight, which `print(module)` shows."""

@@ -131,7 +131,7 @@ class LearnedGain(nn.Module):
 
 def checked_gain(gain: object) -> Float[Tensor, "..."] | nn.Module | float | None:
     """Return the gain if it is of a kind that `gain_for` accepts."""
-    if gain is None or isinstance(gain, Tensor | nn.Module):
+    if gain is None or isinstance(gain, (Tensor, nn.Module)):
         if isinstance(gain, Tensor):
             check_class("a gain", gain)
         # (Hq, 1) of heads and (L, 1) of rows would look the same.

@@ -1,5 +1,6 @@
 """Row statistics of attention logits, and their summaries a head."""
 
+from sqrtdk._leads import says_if_called as _says_if_called
 from sqrtdk.stats._partial import within_range as within_range
 from sqrtdk.stats.heads import CallStats as CallStats
 from sqrtdk.stats.heads import HeadStats as HeadStats
@@ -22,3 +23,5 @@ from sqrtdk.stats.tiles import AttentionRows as AttentionRows
 from sqrtdk.stats.tiles import ProductSource as ProductSource
 from sqrtdk.stats.tiles import attention_row_stats as attention_row_stats
 from sqrtdk.stats.tiles import product_source as product_source
+
+_says_if_called(__name__)

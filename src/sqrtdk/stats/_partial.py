@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from sqrtdk._guesses import near_statistic
+from sqrtdk._shown import Drawn
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowStats:
+class RowStats(Drawn):
     """Partial sums of rows of logits; every field is a float32 or float64 tensor of one shape, one entry per row.
 
     The properties are the statistics, under the names that `AuxOutput` gives them.

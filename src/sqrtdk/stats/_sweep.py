@@ -111,7 +111,8 @@ def sweep_tiles(
             )
         rows, sums = _rows(source, weigher, block, buffers)
         if rows is not None:
-            statistics[:, *block.rows] = torch.stack(_fields(rows))
+            places = (slice(None), *block.rows)
+            statistics[places] = torch.stack(_fields(rows))
         if weighed is not None and rows is not None and sums is not None:
             # The sums are of e^{z-m}; times 1 / l, which is the peak, they are of the weights.
             share = rows.peak.masked_fill(rows.keys == 0, 0.0).unsqueeze(-1)

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from sqrtdk.stats._block import Future
+from sqrtdk.stats._histogram import LOGIT_BINS as LOGIT_BINS
 from sqrtdk.stats._histogram import Histogram as Histogram
-from sqrtdk.stats._histogram import SampleSource, bin_counts
+from sqrtdk.stats._histogram import SampleSource
+from sqrtdk.stats._histogram import bin_counts as bin_counts
 from sqrtdk.stats._histogram import logit_histograms as sampled_histograms
 from sqrtdk.stats._partial import RowStats
 from sqrtdk.stats._sweep import sweep_tiles

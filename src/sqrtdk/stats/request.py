@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk._guesses import near_statistic
-from sqrtdk._shown import notebook_table
+from sqrtdk._shown import figure_of, notebook_table
 from sqrtdk.errors import InvalidTypeError
 from sqrtdk.stats._partial import RowStats
 
@@ -113,6 +113,15 @@ class AuxOutput(NamedTuple):
         there = {name: rows for name, rows in self._asdict().items() if rows is not None}
         kinds = {f"{tuple(rows.shape)} {str(rows.dtype).removeprefix('torch.')}": None for rows in there.values()}
         return f"AuxOutput({', '.join(there)}{': each ' if there else ''}{', '.join(kinds)})"
+
+    def plot(self) -> Any:
+        """Draw what there is of largest logit, entropy and largest weight, for each head along the queries.
+
+        Raises:
+            InvalidValueError: None of them was requested.
+            MissingExtraError: matplotlib is not installed.
+        """
+        return figure_of(self)
 
     def _repr_html_(self) -> str:
         return notebook_table(self)

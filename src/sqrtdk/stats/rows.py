@@ -15,7 +15,8 @@ from torch import Tensor
 
 from sqrtdk._subclasses import as_bool_mask, check_class, named_in_errors
 from sqrtdk.errors import InvalidTypeError, InvalidValueError
-from sqrtdk.stats._block import Block, Masks, cut, four_dims, statistics_dtype, visible_rows
+from sqrtdk.stats._block import Block, Masks, cut, four_dims, visible_rows
+from sqrtdk.stats._block import statistics_dtype as statistics_dtype
 from sqrtdk.stats._partial import RowStats as RowStats
 from sqrtdk.stats._sweep import sweep_tiles
 

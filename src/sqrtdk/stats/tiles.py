@@ -286,7 +286,7 @@ def attention_row_stats(
         tensor([[[1., 2., 3., 4.]]])
     """
     tensors = {"query": query, "key": key, "value": value, "bias": bias, "visible": visible, "float_mask": float_mask}
-    with torch.no_grad(), named_in_errors(tensors | {"scale": scale}):
+    with torch.no_grad(), named_in_errors({**tensors, "scale": scale}):
         source = product_source(
             query,
             key,

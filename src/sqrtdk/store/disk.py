@@ -14,7 +14,8 @@ from sqrtdk import _files
 from sqrtdk.errors import OutputError, RunFolderError
 from sqrtdk.messages import Message
 
-_SAFE = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+# a link is not followed, and opening a named pipe does not wait for its writer
+SAFE = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def put(path: Path, content: Any) -> None:
@@ -56,7 +57,7 @@ def take(path: Path, limit: int) -> bytes:
         RunFolderError: It is another kind of file, too large, or can't be read.
     """
     try:
-        descriptor = os.open(path, _SAFE)
+        descriptor = os.open(path, SAFE)
         with open(descriptor, "rb") as file:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode):

@@ -9,17 +9,21 @@ import os
 import secrets
 import socket
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 from sqrtdk import _files
 from sqrtdk._records import parse_json, quote, record_from_json
 from sqrtdk.errors import OutputError, RunFolderError
 from sqrtdk.messages import Message
-from sqrtdk.store.disk import make, remove, take, tidy
+from sqrtdk.store.disk import SAFE, make, remove, take, tidy
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LOCK = "lock"  # name of the file, which is there while a writer is
 _MAX_LOCK_BYTES = 1000
@@ -53,7 +57,7 @@ class Lock:
             OutputError: Another writer holds it, or the folder can't be written.
         """
         self._path = folder / LOCK
-        self._process = os.getpid()
+        self._process, self.note = os.getpid(), ""
         owner = {"pid": self._process, "host": socket.gethostname(), "token": secrets.token_hex(8)}
         self._content = json.dumps(owner).encode()
         while True:
@@ -61,7 +65,7 @@ class Lock:
             try:
                 self.note = self._take(folder)
                 # a writer that ended removes its file, perhaps after we opened it: what we locked is then no one's
-                if not self._is_there():
+                if not self.note and not self._is_there():
                     self.release()
                     continue
                 self._write(folder)
@@ -102,20 +106,18 @@ class Lock:
             OutputError: Another process holds it.
         """
         try:
-            import fcntl
-
             try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _flock(self._descriptor, "LOCK_EX")
             except BlockingIOError:  # perhaps only somebody who looks whether there is a writer
                 time.sleep(_LOOK_S)
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _flock(self._descriptor, "LOCK_EX")
         except BlockingIOError as error:
             raise OutputError(
                 Message("errors.folder.taken", folder=str(folder), owner=_owner(self._path)),
                 hint=Message("errors.folder.wait"),
             ) from error
-        except (ImportError, OSError) as error:
-            reason = getattr(error, "strerror", None) or "this system has none"
+        except OSError as error:
+            reason = _files.os_reason(error)
             return f"{folder} can't be locked ({reason}): a second writer is noticed only when it has begun"
         return ""
 
@@ -160,18 +162,34 @@ class Lock:
         """Release the lock and remove its file; a second call does nothing."""
         if self._descriptor < 0 or os.getpid() != self._process:  # a forked child closed it at its start
             return
+        descriptor, self._descriptor = self._descriptor, -1
+        _held.discard(descriptor)
+        if self.note:  # Windows removes no file that is open
+            os.close(descriptor)
         with contextlib.suppress(OSError, RunFolderError):
             # The file is removed while the lock is still held: after the unlock it could be another writer's.
             if take(self._path, _MAX_LOCK_BYTES) == self._content:  # not if the folder was moved, or taken over
                 remove(self._path)
-        descriptor, self._descriptor = self._descriptor, -1
-        _held.discard(descriptor)
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl
-
+        if self.note:
+            return
+        with contextlib.suppress(OSError):
             # a child forked without Python's hooks may hold a copy of the descriptor
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            _flock(descriptor, "LOCK_UN")
         os.close(descriptor)
+
+
+def _flock(descriptor: int, operation: Literal["LOCK_EX", "LOCK_SH", "LOCK_UN"]) -> None:
+    """Change the lock of an open file, without waiting.
+
+    Raises:
+        BlockingIOError: Another process holds it.
+        OSError: The system or the file system has no locks.
+    """
+    if sys.platform == "win32":
+        raise OSError(errno.ENOTSUP, "this system has none")
+    import fcntl
+
+    fcntl.flock(descriptor, getattr(fcntl, operation) | fcntl.LOCK_NB)
 
 
 def writer_of(folder: Path) -> Writer:
@@ -182,18 +200,15 @@ def writer_of(folder: Path) -> Writer:
         process that took the lock is gone and did not release it. "unknown": the file system has no locks.
     """
     try:
-        import fcntl
-
-        # O_NONBLOCK, because opening a named pipe would wait for its writer.
-        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(folder / LOCK, SAFE)
     except FileNotFoundError:
         return "ended"
-    except (ImportError, OSError):
+    except OSError:
         return "unknown"
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return "unknown"
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two readers don't take each other for writers
+        _flock(descriptor, "LOCK_SH")  # shared: two readers don't take each other for writers
     except BlockingIOError:
         return "writing"
     except OSError:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sqrtdk._wrappers import named_modules
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.mistakes import UNKNOWN_MISTAKE
 from sqrtdk.audit.records import UNMEASURED, Finding, JudgedCall, with_health
@@ -103,7 +104,7 @@ class Observation:
         alike = sum(type(other) is type(module) for other in self._called._modules.values())
         root = f"{name}{alike + 1}" if alike else name  # the second Decoder of a test is "Decoder2"
         self._called._modules[root] = module
-        for path, part in module.named_modules():
+        for path, part in named_modules(module):
             if id(part) not in self._sites.names:
                 self._sites.learn(f"{root}.{path}" if path else root, part)
 
@@ -128,7 +129,7 @@ class Observation:
         run, called = self._trace, self._called
         lost, idle_or_doubtful = silences(called, self._ran, run)
         judged = judge_all(run.calls, called)
-        modules = called.named_modules(remove_duplicate=False)
+        modules = named_modules(called, remove_duplicate=False)
         context = Context(
             model=called,
             calls=judged,

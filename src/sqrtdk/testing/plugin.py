@@ -48,6 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Least severity of a finding that fails such a test (default: fail); unmeasured: fail, and every "
         "attention that could not be judged.",
     )
+    group.addoption(
+        "--sqrtdk-weak",
+        action="store_true",
+        help="Name each test that could not have failed, and say why.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -136,7 +141,12 @@ class Audit(Marked):
             from sqrtdk.testing.below import below_lines
 
             terminalreporter.write("".join(f"{line}\n" for line in below_lines(below)))
-        for title, key in (("not judged", "unjudged"), ("could not have failed", "weak")):
+        weak = sum(bool(record.get("weak")) for record in records.values())
+        names_weak = terminalreporter.config.getoption("--sqrtdk-weak")
+        if weak and not names_weak:
+            terminalreporter.line(f"could not have failed: {_counted(weak, 'test')}; --sqrtdk-weak says which, and why")
+        shown = (("not judged", "unjudged"), *([("could not have failed", "weak")] if names_weak else []))
+        for title, key in shown:
             named = [(node, text) for node, record in records.items() for text in record.get(key, ())]
             for node, text in named[:_MOST_SUMMARY_LINES]:
                 terminalreporter.line(f"{title}: {node}: {text}")

@@ -5,8 +5,10 @@ projections, `probe` reruns parts of the tape on other values, `steps` holds the
 `calls` turns a reading into a record. The names that other packages use are re-exported here.
 """
 
+from sqrtdk._leads import says_if_called as _says_if_called
 from sqrtdk.tracing.calls.blocks import merge_rows as merge_rows
 from sqrtdk.tracing.calls.finish import RowLimit as RowLimit
+from sqrtdk.tracing.calls.keep import sketch_of as sketch_of
 from sqrtdk.tracing.records import AttentionCall as AttentionCall
 from sqrtdk.tracing.records import EffectiveScale as EffectiveScale
 from sqrtdk.tracing.records import Factor as Factor
@@ -16,7 +18,6 @@ from sqrtdk.tracing.records import NotMeasured as NotMeasured
 from sqrtdk.tracing.records import Stage as Stage
 from sqrtdk.tracing.tape.places import Sites as Sites
 from sqrtdk.tracing.tape.recorder import unseen as unseen
-from sqrtdk.tracing.tape.stance import hint_for as hint_for
 from sqrtdk.tracing.tape.store import ProjectionGradients as ProjectionGradients
 from sqrtdk.tracing.tensors import CallRows as CallRows
 from sqrtdk.tracing.tensors import CallTensors as CallTensors
@@ -26,3 +27,5 @@ from sqrtdk.tracing.tensors import Vector as Vector
 from sqrtdk.tracing.tensors import Waypoint as Waypoint
 from sqrtdk.tracing.tensors import some_tokens as some_tokens
 from sqrtdk.tracing.trace import Trace as Trace
+
+_says_if_called(__name__)

@@ -14,8 +14,9 @@ from sqrtdk._shown import Shown
 from sqrtdk.messages import Message
 from sqrtdk.stats.heads import HeadStats
 
-# How the keys of a row are spread over ranks, so that the attention of one rank has no statistics.
-PartOfRow = Literal["gathered", "passed"]
+# How the keys of a row are spread over ranks, so that the attention of one rank has no statistics; "unordered": those
+# of all ranks are put together, but not the order of their tokens.
+PartOfRow = Literal["gathered", "passed", "summed", "unordered"]
 # What is wrong with the steps of an attention.
 CallFault = Literal[
     "over_queries",  # the value product sums over the queries, not over the softmax's axis
@@ -27,8 +28,16 @@ CallFault = Literal[
 BY_DATA = "by indices of the data"  # detail of a stage "gather": the order of the rows is unknown
 WITHOUT_PRODUCT = ("additive", "distance")  # scores without a product of q and k, which have no scale to judge
 BY_ROW = "rows"  # source of a factor with a number for each row or key, such as log n of the visible keys
+# `op` of an attention by exp(z - m) @ v, which is divided by the sum of the exponentials later
+IN_BLOCKS = "aten.exp"
 BY_BLOCK = "blocks"  # source of a factor that differs between blocks of keys
 FROM_DATA = "data"  # source of a factor on the logits that is computed from the inputs, not a constant of the model
+
+
+class Referable:
+    """Base of a class with slots that weak references may point to; Python 3.10 has no `weakref_slot` for it."""
+
+    __slots__ = ("__weakref__",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +185,7 @@ class AttentionCall(Shown):
     product_at: str | None = None  # file and line of q . k, or of the kernel's call: "myport.py:14"
     softmax_at: str | None = None  # file and line of the softmax, or of the kernel's call
     blocks: tuple[KeyBlock, ...] = ()  # blocks of keys with separate products; () if one product gave all logits
-    # Rows have other keys on other ranks, so that there are no statistics and the mask has no verdict.
+    # Rows have other keys on other ranks, so that the mask has no verdict, and mostly there are no statistics.
     part_of_row: PartOfRow | None = None
     faults: tuple[CallFault, ...] = ()
 

@@ -5,28 +5,23 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
-from sqrtdk._modes import eager_compiler
+from sqrtdk._guesses import with_leads
+from sqrtdk._modes import default_device, eager_compiler, outside_modes
+from sqrtdk._shown import Guessed
+from sqrtdk._wrappers import hint_for, named_modules
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, kind_and_text
 from sqrtdk.messages import Message
-from sqrtdk.tracing.calls.blocks import merge, merge_rows
 from sqrtdk.tracing.calls.finish import RowLimit, call_of_reading, site_in_program
 from sqrtdk.tracing.calls.formula import Lost, lost_formula, without_softmax
-from sqrtdk.tracing.calls.keep import (
-    BLOCKS_OF_KEYS,
-    ENLARGED_RUN,
-    keep_tensors,
-    missing_tensors,
-    projections_of,
-    sketch_of,
-)
-from sqrtdk.tracing.calls.places import ValueOperands, of_kernel
+from sqrtdk.tracing.calls.keep import ENLARGED_RUN, keep_tensors, missing_tensors, projections_of, sketch_of
+from sqrtdk.tracing.calls.places import ValueOperands, of_exponentials, of_kernel, value_operands
+from sqrtdk.tracing.calls.traced_call import TracedCall, merged_record
 from sqrtdk.tracing.calls.visible_keys import TokensOf
 from sqrtdk.tracing.calls.whole_call import reading_of_whole, under_the_tape
 from sqrtdk.tracing.lower.classifier import Classifier
@@ -49,7 +44,7 @@ from sqrtdk.tracing.records import (
     why_not_attention,
 )
 from sqrtdk.tracing.tape import places
-from sqrtdk.tracing.tape.node import Exponential, Node, Online, SoftmaxEntry, SoftmaxRun
+from sqrtdk.tracing.tape.node import Finished, Node, Online, SoftmaxEntry, SoftmaxRun
 from sqrtdk.tracing.tape.places import Place, Sites
 from sqrtdk.tracing.tape.recorder import (
     KernelCall,
@@ -61,24 +56,12 @@ from sqrtdk.tracing.tape.recorder import (
     WholeCall,
     unseen,
 )
-from sqrtdk.tracing.tape.stance import hint_for
 from sqrtdk.tracing.tape.store import NodeStore, ProjectionGradients
-from sqrtdk.tracing.tape.travel import Journey, world_size
+from sqrtdk.tracing.tape.travel import world_size
 from sqrtdk.tracing.tensors import CallRows, CallTensors, Projection
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Record:
-    """Everything recorded about one attention."""
-
-    call: AttentionCall
-    rows: CallRows | None
-    journey: Journey
-    tensors: CallTensors | None = None
-    projections: tuple[Projection | None, Projection | None] = (None, None)
-
-
-class Trace:
+class Trace(Guessed):
     """A context manager that records attentions while its block runs. Its attributes are complete when the block ends.
 
     Attributes:
@@ -90,9 +73,14 @@ class Trace:
         ranks: Number of ranks if the model ran collectives, else 1.
         tensors: With `keep`, the tensors of every call, in the same order; with only `projections`, sketches of them.
         rows: With `rows`, the row statistics of every call, in the same order; None for a call without any.
+        whole_rows: Whether the rows of each call are rows of this rank's tokens over all keys, on whatever ranks.
+        nonfinite: With `rows`, for the blocks of keys of every call, whether they came from another rank, and how many
+            numbers in them are not finite, (); None if unknown.
         projections: With `projections`, those of q and k of every call, without inputs and weights.
         roots: Serial numbers of the nodes that q and k of every call come from, as passed to `gradients`' callback.
     """
+
+    apart = True  # blocks of a ring stay records of their own in a trace that keeps tensors
 
     def __init__(
         self,
@@ -122,6 +110,8 @@ class Trace:
         self.ranks = 1
         self.tensors: tuple[CallTensors, ...] = ()
         self.rows: tuple[CallRows | None, ...] = ()
+        self.whole_rows: tuple[bool, ...] = ()
+        self.nonfinite: tuple[tuple[tuple[bool, Tensor | None], ...], ...] = ()
         self.projections: tuple[tuple[Projection | None, Projection | None], ...] = ()
         self.roots: tuple[tuple[int | None, int | None], ...] = ()
         self.model = model
@@ -135,12 +125,12 @@ class Trace:
         self._most_rows = rows
         self._gradients = gradients
         self._offered: Counter[str] = Counter()
-        self._records: list[_Record | None] = []  # None for a block that was merged into another record
+        self._records: list[TracedCall | None] = []  # None for a block that was merged into another record
         self._missed = Missed(formulas=formulas)
         # A caller that passes `sites` enters them itself: hooks can't be added or removed during a call of the model.
         self._follows = sites is None
         self._sites = Sites(model) if sites is None else sites
-        self._modules = self._sites.modules if model is None else dict(model.named_modules())
+        self._modules = self._sites.modules if model is None else dict(named_modules(model))
         self._scene: Scene | None = None
         self._running = contextlib.ExitStack()
 
@@ -189,9 +179,11 @@ class Trace:
         records = [record for record in self._records if record is not None]
         numbers = numbers_by_site(record.call.site for record in records)
         calls = scene.travel.without_parts([(record.call, record.journey) for record in records])
-        self.calls = tuple(replace(call, index=n) for call, n in zip(calls, numbers, strict=True))
+        self.calls = tuple(replace(call, index=n) for (call, _), n in zip(calls, numbers, strict=True))
+        self.whole_rows = tuple(whole for _, whole in calls)
         self.rows = tuple(record.rows for record in records)
         self.roots = tuple(record.journey.roots for record in records)
+        self.nonfinite = tuple(record.nonfinite for record in records)
         self.projections = tuple(record.projections for record in records if record.tensors is not None)
         self.tensors = tuple(
             replace(record.tensors, site=call.site, index=call.index, call=call)
@@ -231,34 +223,39 @@ class Trace:
             else:
                 assert self._scene is not None
                 entry.record = len(self._records)
-                used = ValueOperands(value, self._scene.store.node(value), softmax_run.used)
+                used = value_operands(value, self._scene.store.node(value), softmax_run)
                 self._add(replace(reading, place=entry.place), used, [softmax_run.node, used.node])
 
     def _online(self, run: Online) -> None:
         entry = run.parts[0].entry
         with self._guarded(entry.site, None, entry.place):
-            readings = read_online(run, places.declared_heads(self._modules, entry.site))
-            if isinstance(readings, str):
-                self._miss(entry.site, readings)
-                return
-            for reading in readings:
-                blocks = [part.node for part in run.parts if isinstance(part, Exponential)]
-                self._add(replace(reading, place=entry.place), None, blocks)
-            if not readings:
+            if all(isinstance(part, Finished) for part in run.parts):
                 self._merge([part.entry.record for part in run.parts if part.entry.record is not None])
+                return
+            travelled = self._scene is not None and self._scene.travel.count > 0
+            attentions = read_online(run, places.declared_heads(self._modules, entry.site), travelled=travelled)
+            if isinstance(attentions, str):
+                self._miss(entry.site, attentions)
+                return
+            for blocks in attentions:
+                first = len(self._records)
+                for block in blocks:
+                    used = of_exponentials(block, weights=self._keeps or self._projects)
+                    self._add(replace(block.reading, place=entry.place), used, block.nodes)
+                self._merge(range(first, len(self._records)))
 
     def _kernel(self, call: KernelCall) -> None:
         operands = Operands(call.op.partition("::")[2], {name: node for name, node in call.nodes.items() if node.act})
         with self._guarded(call.site, operands, call.place):
             kernel = KERNELS[call.op]
-            self._add(replace(kernel.read(call, kernel), place=call.place), of_kernel(call), call.vectors)
+            self._add(replace(kernel.read(call, kernel), place=call.place), of_kernel(call), call.vectors, call.entry)
 
     def _whole(self, ran: WholeCall) -> None:
         assert self._scene is not None
         with torch.no_grad():
             prepared = under_the_tape(ran, self._scene, places.declared_heads(self._modules, ran.site))
         with self._guarded(ran.site, None, ran.place):
-            self._add(*reading_of_whole(ran, prepared), prepared.kernel.vectors)
+            self._add(*reading_of_whole(ran, prepared), prepared.kernel.vectors, ran.entry)
 
     def _unsoftened(self, site: str, weights: Unweighted) -> None:
         place = places.current_place()
@@ -282,19 +279,19 @@ class Trace:
                 entry.code = "lost_sight"
             else:
                 entry.code = "not_seen"
-                with contextlib.suppress(Exception), _apart():
+                with contextlib.suppress(Exception), outside_modes():
                     entry.code = "separable" if pools_positions(softmax_run) else "not_seen"
 
     def _formula(self, lost: Lost | None) -> str | None:
         """Return the formula up to the point of loss, or None. It may be called at any time, so modes are disabled."""
-        with contextlib.suppress(Exception), _apart():
+        with contextlib.suppress(Exception), outside_modes():
             return None if lost is None else lost_formula(lost)
         return None
 
     @contextlib.contextmanager
     def _guarded(self, site: str, lost: Lost | None, place: Place | None) -> Iterator[None]:
         """Lists a reading that raises as not measured, because a trace must not stop the model."""
-        default = torch.get_default_device()  # torch.device as a mode slows every operation, so CPU needs none
+        default = default_device()  # torch.device as a mode slows every operation, so CPU needs none
         on_cpu = contextlib.nullcontext() if default.type == "cpu" else torch.device("cpu")
         try:
             with torch.no_grad(), on_cpu, unseen():
@@ -306,7 +303,9 @@ class Trace:
     def _miss(self, site: str, reason: str, lost: Unweighted | Operands | None = None) -> None:
         self._missed.add(site, reason, places.place_text(places.current_place()), lambda: self._formula(lost))
 
-    def _add(self, reading: Reading, used: ValueOperands | None, nodes: Sequence[Node]) -> None:
+    def _add(
+        self, reading: Reading, used: ValueOperands | None, nodes: Sequence[Node], entry: SoftmaxEntry | None = None
+    ) -> None:
         assert self._scene is not None  # `nodes` are those of q, k and v, or of their logits
         reading = replace(reading, site=site_in_program(reading, self._modules))
         call, rows = call_of_reading(
@@ -318,24 +317,27 @@ class Trace:
             rows=self._most_rows,
         )
         roots = reading.query.root, reading.key.root, None if used is None else used.node
-        record = _Record(call, rows, self._scene.travel.journey(nodes, *roots))
+        logits = None if entry is None else entry.logits
+        journey = self._scene.travel.journey(nodes, *roots, logits)
+        bad = () if rows is None else ((journey.came, rows.key_nonfinite),)
+        record = TracedCall(call, rows, journey, nonfinite=bad)
         if self._keeps or self._projects:
             whole = missing_tensors(call, Message(ENLARGED_RUN)) if self._enlarge else keep_tensors(reading, used, call)
             tensors = whole if self._keeps else sketch_of(whole)
             record = replace(record, tensors=tensors, projections=projections_of(whole))
+        if entry is not None:
+            entry.record = len(self._records)
         self._records.append(record)
 
     def _merge(self, numbers: Sequence[int]) -> None:
         """Merges attentions to blocks of keys, whose outputs were weighted by their sums, into one record."""
         blocks = [record for number in numbers if (record := self._records[number]) is not None]
-        merged = merge([block.call for block in blocks]) if len(blocks) == len(numbers) > 1 else None
-        if merged is not None:
+        if self._keeps and self.apart and self._scene and any(self._scene.travel.goes(x.journey) for x in blocks):
+            return  # the blocks of a ring are put together with those of the other ranks, from their tensors
+        whole = merged_record(blocks) if len(blocks) == len(numbers) > 1 else None
+        if whole is not None:
             for number in numbers:
                 self._records[number] = None
-            tensors = None if blocks[0].tensors is None else missing_tensors(merged, Message(BLOCKS_OF_KEYS))
-            rows = merge_rows([block.rows for block in blocks])
-            journey = Journey.of_all(block.journey for block in blocks)
-            whole = replace(blocks[0], call=merged, rows=rows, tensors=tensors, journey=journey)
             self._records[numbers[0]] = whole
 
     def _factor(self, site: str) -> float | None:
@@ -350,13 +352,7 @@ def _where(entry: SoftmaxEntry) -> str | None:
     return places.place_text(entry.lost_at if entry.reported and entry.lost_at else entry.place)
 
 
-@contextlib.contextmanager
-def _apart() -> Iterator[None]:
-    """Runs a block without the caller's torch modes and default device, because it may start at any time."""
-    with torch.no_grad(), _disable_current_modes(), torch.device("cpu"):
-        yield
-
-
+@with_leads
 def trace(
     model: nn.Module | None = None,
     *,

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from sqrtdk.audit.context import Context, Rerun
-from sqrtdk.audit.guard import current, implementation, offers_choice, refusal, supports_sdpa
+from sqrtdk.audit.guard import current, fixed_when_built, implementation, offers_choice, refusal, supports_sdpa
 from sqrtdk.audit.records import Finding
 from sqrtdk.audit.tolerance import SCALE_TOLERANCE, is_close
 from sqrtdk.errors import kind_and_text
@@ -135,10 +135,15 @@ def compare_eager_sdpa(context: Context) -> Iterable[Finding | NotMeasured]:
     they can't be compared. Nothing is run if the model offers no choice or `context.compare` is "never".
     """
     model = context.model
-    if context.rerun is None or context.compare == "never" or not context.calls or not offers_choice(model):
+    if context.rerun is None or context.compare == "never" or not context.calls:
         return
     own = current(model)
     other = "sdpa" if own is None or own in ATTN else own
+    if fixed_when_built(model):
+        reason = Message("rules.eager_vs_sdpa.fixed")
+        yield NotMeasured("", Message("rules.eager_vs_sdpa.not_compared", other=other, reason=reason), code="other_run")
+    if not offers_choice(model):
+        return
     if other == "sdpa" and not supports_sdpa(model):
         return
     for entry in _compared(context, other):

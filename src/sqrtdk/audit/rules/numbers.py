@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from sqrtdk._sites import ROOT_NAME, fold_sites
+from sqrtdk._wrappers import named_parameters
 from sqrtdk.audit.context import Context
 from sqrtdk.audit.records import Finding, JudgedCall, has_nonfinite
 from sqrtdk.errors import SqrtdkError, short_text
@@ -56,7 +57,7 @@ def nonfinite(context: Context) -> Iterable[Finding | NotMeasured]:
     - An operation has no answer: inf - inf, 0 * inf, 0 / 0.
     """
     sick: list[str] = []
-    for name, parameter in context.model.named_parameters():
+    for name, parameter in named_parameters(context.model):
         if not parameter.is_meta and parameter.is_floating_point():
             try:
                 sick += [] if is_finite(parameter) else [name]

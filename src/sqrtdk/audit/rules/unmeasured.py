@@ -104,7 +104,8 @@ def unmeasured(context: Context) -> Iterable[Finding]:
         elif context.mode == "dynamic" and call.stats is None and call.head_dim > 0:
             why = call.stats_reason or Message("rules.joined.no_reason")
             message = Message("rules.unmeasured.logits", reason=why)
-            yield _finding("note", call.site, message, _UNMEASURED_FIX, call.softmax_at, call.index)
+            fix = "rules.unmeasured.fix_ranks" if call.part_of_row else _UNMEASURED_FIX
+            yield _finding("note", call.site, message, fix, call.softmax_at, call.index)
     judged_at = {judged.call.site for judged in context.calls if judged.verdict != UNMEASURED}
     for entry in _each_once(context.lost):
         severity = "note" if entry.without_softmax and entry.site in judged_at else "warn"

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from sqrtdk._wrappers import named_modules, named_parameters
 from sqrtdk.audit.attributes import PROBE_FACTOR, Key, ScaleAttribute, enlarged, holders, moves, scale_attributes
 from sqrtdk.audit.configs import field, number_at
 from sqrtdk.audit.context import Context
@@ -50,7 +51,7 @@ def watch_norms(model: nn.Module) -> Iterator[set[str]]:
     can't observe them.
     """
     # A norm that layers share has a path in each of them.
-    every = model.named_modules(remove_duplicate=False)
+    every = named_modules(model, remove_duplicate=False)
     norms = {path: module for path, module in every if path.rpartition(".")[2] in NORM_NAMES}
     ran = {path for path, module in norms.items() if isinstance(module, torch.jit.ScriptModule)}
     with hooked(norms, ends=lambda place, *_: ran.add(place[0])):
@@ -126,7 +127,7 @@ def _unread_gains(context: Context, judged: JudgedCall) -> list[str]:
     site = judged.call.site
     module = context.module(site)
     prefix = f"{site}." if site else ""
-    held = [] if module is None else [name for name, _ in module.named_parameters()]
+    held = [] if module is None else [name for name, _ in named_parameters(module)]
     unread = [name for name in held if prefix + name in context.unread]
     if len(unread) == len(held):  # the whole module ran in a way that was not followed
         return []

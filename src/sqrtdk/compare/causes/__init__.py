@@ -164,10 +164,10 @@ _ONE_SIDE_ALONE = "outputs.module.of_a_alone", "outputs.module.of_b_alone"
 _OTHER_VALUE = "outputs.module.other_value"
 MODULE_CAUSE_ROWS = [
     # a parameter or buffer: all that differ in a module become B's together
-    # lm_head.weight = embed_tokens.weight, where A has a head of its own
+    # lm_head.weight = embed_tokens.weight, where A has a head of its own; or no longer, where A has that
     ModuleCauseRow(
-        "tied_head", "tensor", ("linear",), parameters.compare_tied_head, "outputs.module.of_another",
-        "fixes.tied_head.set",
+        "tied_head", "tensor", ("linear",), parameters.compare_tied_head,
+        ("outputs.module.of_none", "outputs.module.of_another"), ("fixes.tied_head.drop", "fixes.tied_head.set"),
     ),
     # {"norm1.weight": "ln_2.weight"} in the table of names that a checkpoint is loaded through
     ModuleCauseRow(

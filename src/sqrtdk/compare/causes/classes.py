@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._wrappers import submodule
 from sqrtdk.compare.causes.parameters import entries_off
 from sqrtdk.compare.numbers import same
 from sqrtdk.compare.outside.parts import ModuleDifference, ModulePair
-from sqrtdk.compare.rounding.tensors import MODEL_ERRORS
+from sqrtdk.errors import MODEL_ERRORS
 
 _NORM_TOLERANCE = 1e-5  # relative: norms compute in float32 also when they get float64
 
@@ -106,19 +107,19 @@ def _add_to_output(bias: Tensor, model: nn.Module, path: str) -> None:
         fits = isinstance(given, Tensor) and given.shape[-1:] == bias.shape
         return given + bias.to(given) if fits else None
 
-    model.get_submodule(path).register_forward_hook(added)
+    submodule(model, path).register_forward_hook(added)
 
 
 def _add_to_weight(by: float, model: nn.Module, path: str) -> None:
     """Add a number to the weight of the module at a path of the model."""
-    module = model.get_submodule(path)
+    module = submodule(model, path)
     module.weight = nn.Parameter(module.get_parameter("weight").detach() + by, requires_grad=False)
 
 
 def _put_module(module: nn.Module, model: nn.Module, path: str) -> None:
     """Put a copy of a module at a path of the model, in the model's dtype and training mode."""
     parent, _, name = path.rpartition(".")
-    old = model.get_submodule(path)
+    old = submodule(model, path)
     # A may run as a float64 copy, into which a float32 module of B has to fit.
     dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float64)
-    model.get_submodule(parent).add_module(name, copy.deepcopy(module).to(dtype).train(old.training))
+    submodule(model, parent).add_module(name, copy.deepcopy(module).to(dtype).train(old.training))

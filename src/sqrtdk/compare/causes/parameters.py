@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._wrappers import submodule
 from sqrtdk.compare.numbers import same, single_ratio
 from sqrtdk.compare.outside.parts import ModuleDifference, ModulePair, TensorPair
 from sqrtdk.compare.rounding.precision import rounded_to, rounding_unit, same_rows
@@ -24,6 +25,7 @@ from sqrtdk.messages import Message
 _FIRST_NUMBERS = 8  # numbers that rule out nearly every candidate
 _NEAR_WEIGHT = 2.0**-7  # relative: a bfloat16 copy of a float32 weight begins alike
 _ROWS_AT_ONCE = 2**10
+_COPY_NEAR = 0.2  # relative: a head quantised in fewer bits than the embedding is still a copy of it
 _SHARE_OF_FEW_ROWS = 0.5  # share of a parameter's rows: fewer are reported as a count
 
 
@@ -76,12 +78,13 @@ def entries_off(a: Tensor, b: Tensor) -> Tensor | None:
 
 
 def compare_tied_head(part: TensorPair) -> ModuleDifference | None:
-    """Return the difference if B's tensor is that of an embedding of A: `lm_head.weight = embed_tokens.weight`.
+    """Return the difference if one side's tensor is that of an embedding: `lm_head.weight = embed_tokens.weight`.
 
-    `a` and `b` are the paths of the two modules of A. None if the first other module that holds B's tensor is no
-    embedding.
+    If it is B's, `a` and `b` are the paths of the two modules of A. If it is A's, and B's embedding is not near
+    B's tensor, `a` is the path of A's embedding and `b` is None. None if the first other module of A that holds
+    B's tensor is no embedding.
     """
-    return _of_another(part, embeddings=True)
+    return _no_longer_tied(part) or _of_another(part, embeddings=True)
 
 
 def compare_place(part: TensorPair) -> ModuleDifference | None:
@@ -223,6 +226,21 @@ def _of_another(part: TensorPair, *, embeddings: bool) -> ModuleDifference | Non
     return None
 
 
+def _no_longer_tied(part: TensorPair) -> ModuleDifference | None:
+    if part.a is None or part.b is None or part.off is None:
+        return None
+    for path, module in part.modules.others.items():
+        held = getattr(module, part.name, None)
+        if module is part.modules.a or not isinstance(module, nn.Embedding) or not isinstance(held, Tensor):
+            continue
+        of_b = getattr(part.modules.partners.get(path), part.name, None)
+        if not isinstance(of_b, Tensor) or of_b.shape != part.b.shape or not _equal(held, part.a):
+            continue
+        if _size(of_b.detach().to(part.b).double() - part.b.double()) > _COPY_NEAR * _size(part.b.double()):
+            return _difference(part, path, None, module=f"`{path}`")
+    return None
+
+
 def _equal(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.numel() < 2:
         return False
@@ -260,7 +278,7 @@ def _size(values: Tensor) -> float:
 
 def _hold(name: str, tensor: Tensor | None, model: nn.Module, path: str) -> None:
     """Replace a module's own parameter; a parameter shared with other modules keeps its value there."""
-    module = model.get_submodule(path)
+    module = submodule(model, path)
     held: dict[str, Any] = module._buffers if name in module._buffers else module._parameters
     like = next((x for x in (*module.parameters(), *module.buffers()) if x.is_floating_point()), None)
     if tensor is not None:

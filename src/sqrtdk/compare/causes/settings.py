@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import nn
 
+from sqrtdk._wrappers import submodule
 from sqrtdk.compare.numbers import unequal_texts
 from sqrtdk.compare.outside.parts import (
     EPS_NAMES,
@@ -129,5 +130,5 @@ def _recorded(value: HeldValue, shown: str) -> str | float | None:
 
 def _set(part: ValuePair, model: nn.Module, path: str) -> None:
     """Set B's value in a module of a copy of A, under A's name."""
-    module = model.get_submodule(path)
+    module = submodule(model, path)
     setattr(getattr(module, part.holder) if part.holder else module, part.name, part.b)

@@ -17,8 +17,9 @@ from sqrtdk.compare.infer.evidence import SEARCH_NUMBERS, SearchWork
 from sqrtdk.compare.inside.pair import JudgedPair, judge_pair
 from sqrtdk.compare.outside.modules import Patch
 from sqrtdk.compare.records import StageDiff
-from sqrtdk.compare.rounding.tensors import MODEL_ERRORS, Entering, exact_of
+from sqrtdk.compare.rounding.tensors import Entering, exact_of
 from sqrtdk.compare.sides import ModelSide
+from sqrtdk.errors import MODEL_ERRORS
 from sqrtdk.messages import Message
 from sqrtdk.modules.calls import CallPlace
 from sqrtdk.tracing.tensors import CallTensors

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
+from sqrtdk._wrappers import named_modules, submodule
 from sqrtdk.compare.outside.changes import is_alike
 from sqrtdk.compare.outside.gates import GatedModule, numbers_at
 from sqrtdk.compare.outside.modules import ModuleStep, align_steps
@@ -154,4 +155,4 @@ def _read_by(side: ModelSide, site: str) -> dict[str, set[int]]:
 
 def _inner(side: ModelSide, site: str) -> Iterator[tuple[str, nn.Module]]:
     if side.module is not None:
-        yield from side.module.get_submodule(site).named_modules(prefix=site)
+        yield from ((f"{site}.{path}".strip("."), part) for path, part in named_modules(submodule(side.module, site)))

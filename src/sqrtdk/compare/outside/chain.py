@@ -10,80 +10,36 @@ own. If A ends with B's output, nothing is left unexplained.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from sqrtdk._wrappers import submodule
 from sqrtdk.compare.outside.beside import is_one_code, modules_behind, numbers_before, parts_beside
-from sqrtdk.compare.outside.changes import ModuleChange, changes_of, difference_of_numbers
+from sqrtdk.compare.outside.changes import difference_of_numbers
 from sqrtdk.compare.outside.gaps import gap_of, level_of, matched
 from sqrtdk.compare.outside.gates import gate_at, gates_apart
 from sqrtdk.compare.outside.modules import KeptTensor, ModuleStep, Patch, align_steps, line_of, lines_of
-from sqrtdk.compare.outside.parts import ModulePair, NamedDifference
+from sqrtdk.compare.outside.remedies import (
+    ChangedWeights,
+    ComparedCall,
+    DifferenceChain,
+    DifferingTensors,
+    Entry,
+    is_within,
+    remedies,
+)
 from sqrtdk.compare.records import FirstModule, PairDiff
-from sqrtdk.compare.rounding.tensors import MODEL_ERRORS, BlindRows, exact_of
+from sqrtdk.compare.rounding.tensors import BlindRows, exact_of
 from sqrtdk.compare.sides import FinerRun, ModelSide
+from sqrtdk.errors import MODEL_ERRORS
+from sqrtdk.frontends.module import ForeignModule
 from sqrtdk.messages import Message
 from sqrtdk.modules.calls import CallPlace, first_apart
 from sqrtdk.tracing.probe.gates import Gate, gate_of
 
 _MOST_PATCHED_RUNS = 6  # runs of A with parts of B: each costs a forward pass
-# tensors that differ between the sides; None if nothing can be compared
-DifferingTensors = list[tuple[KeptTensor, KeptTensor]] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A place where a difference enters.
-
-    Attributes:
-        module: the module, with the lines of B's code.
-        where: place in the module: "`head`", "`layers.1`, between `layers.1.norm` and `layers.1.mlp`".
-        how: what differs there: "ReLU in A, GELU in B"; "" if unknown.
-        parts: the causes in `how`, one by one.
-        proven: A gave what B gives there once it had B's parts; otherwise they are read off the numbers.
-        others: modules of A that differ in the same path.
-        to_end: it lies between the model's last module and its output.
-    """
-
-    module: FirstModule
-    where: str
-    how: str = ""
-    parts: tuple[NamedDifference, ...] = ()
-    proven: bool = False
-    others: tuple[str, ...] = ()
-    to_end: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DifferenceChain:
-    """All places where differences enter outside attentions, in the order of the run.
-
-    Attributes:
-        entries: the places.
-        whole: A gives B's output once it has B's parts there and the outputs of B's attentions.
-        attentions: some attentions differ as well.
-        beside: one of these attentions comes before the first place.
-        inside: what the modules of these attentions do besides is the same, apart from the places.
-    """
-
-    entries: tuple[Entry, ...] = ()
-    whole: bool = False
-    attentions: bool = False
-    beside: bool = False
-    inside: bool = True
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Call:
-    """A call of A, its partner in B, and the inputs and outputs that differ."""
-
-    a: ModuleStep
-    b: ModuleStep
-    takes: DifferingTensors
-    gives: DifferingTensors
 
 
 def first_module_apart(a: ModelSide, b: ModelSide) -> str | None:
@@ -104,16 +60,22 @@ def first_module_apart(a: ModelSide, b: ModelSide) -> str | None:
 
 
 def follow_differences(
-    a: ModelSide, b: ModelSide, pairs: Sequence[PairDiff], blind: BlindRows, share: float
+    a: ModelSide,
+    b: ModelSide,
+    pairs: Sequence[PairDiff],
+    blind: BlindRows,
+    share: float,
+    held: ChangedWeights | None = None,
 ) -> DifferenceChain:
     """Return where the differences enter outside attention, from the first place on to the output.
 
-    `share` is the final difference of the outputs, as a share of their size; `blind` are rows that are left out.
+    `share` is the final difference of the outputs, as a share of their size; `blind` are rows that are left out; `held`
+    tells which weights of both sides belong together and differ.
     """
     exact = [exact_of(side, listen=True) for side in (a, b)]
     if exact[0] is None or exact[1] is None or not (exact[0].steps and exact[1].steps):
         return DifferenceChain()
-    walk = _Walk(a, b, exact[1], pairs, blind, level_of(exact, share))
+    walk = _Walk(a, b, exact[1], pairs, blind, level_of(exact, share), held)
     entries: list[Entry] = []
     found, beside = walk.first(exact[0].steps), False
     while found is not None:
@@ -126,7 +88,7 @@ def follow_differences(
             entries += walk.gates()
             continue
         # The first remedy that moves the walk on is the proven one; without any, the walk ends here unexplained.
-        for told, patch, passed in walk.remedies(call, entry):
+        for told, patch, passed in remedies(walk, call, entry):
             steps = walk.run(patch, passed)
             then = found if steps is None else walk.first(steps)
             # None: nothing differs any more. The same place again: this remedy has not helped.
@@ -151,9 +113,11 @@ class _Walk:
         pairs: Sequence[PairDiff],
         blind: BlindRows,
         level: tuple[float, float],
+        held: ChangedWeights | None = None,
     ) -> None:
-        self.sides, self.exact, self.blind, self.level = (a, b), exact, blind, level
+        self.sides, self.exact, self.blind, self.level, self.held = (a, b), exact, blind, level, held
         self.sites = {pair.site_a: pair.site_b for pair in pairs}
+        self.homes = {} if held is None else held.homes()
         own = [pair for pair in pairs if pair.same is False and any(cause.name != "input" for cause in pair.causes)]
         own += [pair for pair in pairs if pair.same is False and not pair.causes and pair.follows_from is None]
         self.own = {(pair.site_a, pair.index_a): (pair.site_b, pair.index_b) for pair in own}
@@ -166,37 +130,51 @@ class _Walk:
         self.unlike: list[Entry] = []  # those that differ by more than a weight
         self.steps: Sequence[tuple[ModuleStep, ModuleStep]] = ()
 
-    def first(self, steps: Sequence[ModuleStep]) -> tuple[_Call, Entry] | None:
+    def first(self, steps: Sequence[ModuleStep]) -> tuple[ComparedCall, Entry] | None:
         """Return the first call of A, in the order of ending, whose input agrees and whose output does not."""
-        self.ran, aligned = steps, align_steps(steps, self.exact.steps, self.sites)
+        self.ran, aligned = steps, align_steps(steps, self.exact.steps, self.sites, self.homes)
         begun = {one.place[0]: one.number for one in reversed(steps)}
         self.steps = [
             pair
             for pair in aligned
-            if not _within(pair[0].place[0], self.passed) and not self._before_attention(pair[0], begun)
+            if not is_within(pair[0].place[0], self.passed) and not self._before_attention(pair[0], begun)
         ]
         calls = [self._compared(order, *pair) for order, pair in enumerate(self.steps)]
         call = first_apart(calls, lambda call: not call.takes, lambda call: bool(call.gives))
         if call is None:
             return None
-        return call, self._entry(call, [inner for inner in calls if inner.a.parent == call.a.number])
+        return call, self._entry(call, self._inside(call, calls))
 
-    def _compared(self, order: int, one: ModuleStep, other: ModuleStep) -> _Call:
+    def _inside(self, call: ComparedCall, calls: Sequence[ComparedCall]) -> list[ComparedCall]:
+        """Return the calls directly inside a call, apart from modules around them that have no partner."""
+        parents, paired = {step.number: step.parent for step in self.ran}, {one.a.number for one in calls}
+
+        def around(number: int) -> int:
+            number = parents[number]
+            while number >= 0 and number not in paired:
+                number = parents[number]
+            return number
+
+        return [inner for inner in calls if around(inner.a.number) == call.a.number]
+
+    def _compared(self, order: int, one: ModuleStep, other: ModuleStep) -> ComparedCall:
         """Return a call of both sides with the inputs and outputs that differ."""
         # A module around an attention may return weights or a cache as well; only its main output is compared.
-        main = 1 if any(_within(site, [one.place[0]]) for site in self.sites) else len(one.gives)
+        main = 1 if any(is_within(site, [one.place[0]]) for site in self.sites) else len(one.gives)
         both = matched(one.takes, other.takes), matched(one.gives[:main], other.gives)
         takes, gives = (self._apart(pairs, order) for pairs in both)
         takes = _of_other_shapes(one.takes, other.takes) if takes is None else takes
+        if one.parent < 0 and isinstance(self.sides[1].module, ForeignModule):
+            takes = []  # what both sides were given: an image may have its channels last
         gives = _of_other_shapes(one.gives[:main], other.gives) if gives is None else gives
-        return _Call(one, other, takes, gives)
+        return ComparedCall(one, other, takes, gives)
 
     def _apart(self, pairs: Sequence[tuple[KeptTensor, KeptTensor]], order: int) -> DifferingTensors:
         # Rounding of independent steps adds up like a random walk: it grows with the root of their number.
         allowed = min(self.level[0] * math.sqrt(order + 1), self.level[1])
         return [pair for pair in pairs if not gap_of(*pair, self.blind) <= allowed] if pairs else None
 
-    def _entry(self, call: _Call, inside: Sequence[_Call]) -> Entry:
+    def _entry(self, call: ComparedCall, inside: Sequence[ComparedCall]) -> Entry:
         """Return the place in a module: after its last call that agrees, before the first whose input does not."""
         path, path_b = call.a.place[0], call.b.place[0]
         name = f"`{path}`" if path else Message("outputs.place.model")
@@ -217,7 +195,7 @@ class _Walk:
             within, first = True, Message("outputs.place.attention")
         lines = None
         if (model := self.sides[1].module) is not None:
-            module, ends = model.get_submodule(path_b), [None if end is None else end.b for end in (behind, before)]
+            module, ends = submodule(model, path_b), [None if end is None else end.b for end in (behind, before)]
             lines = lines_of(module, *ends) if within else line_of(module, call.b)
         numbers = before.takes if before is not None else call.gives
         unlike = bool(numbers and numbers[0][0].shape != numbers[0][1].shape)
@@ -233,14 +211,14 @@ class _Walk:
     def _before_attention(self, step: ModuleStep, begun: Mapping[str, int]) -> bool:
         """Return whether a call is inside an opened site, and leads to its q, k and v alone, as far as is known."""
         return step.place[0] not in self.beside and any(
-            step.place[0] != site and _within(step.place[0], [site]) and step.number < begun.get(behind, 0)
+            step.place[0] != site and is_within(step.place[0], [site]) and step.number < begun.get(behind, 0)
             for site, behind in self.opened.items()
         )
 
     def owns(self, path: str) -> bool:
         """Return whether a module is in or around an attention with causes whose output is not yet B's."""
         waiting = [site for site, _ in self.own if site not in self.passed and site not in self.opened]
-        return any(_within(path, [site]) or _within(site, [path]) for site in waiting)
+        return any(is_within(path, [site]) or is_within(site, [path]) for site in waiting)
 
     def attentions(self, exact: FinerRun) -> Sequence[ModuleStep] | None:
         """Return A's calls when the attentions with causes give what B's give.
@@ -298,6 +276,8 @@ class _Walk:
         assert exact is not None
         returned = {}
         for places in self.own.items():
+            if places[0][0] not in self.opened and self._is_more(places[0][0], places[1][0]):
+                return None
             for side, steps, (site, _) in zip(self.sides, (exact.steps, self.exact.steps), places, strict=True):
                 ran, called = sum(call.site == site for call in side.calls), sum(x.place[0] == site for x in steps)
                 if not site or ran != called:
@@ -310,6 +290,21 @@ class _Walk:
             returned[places[0]] = whole
         patch = replace(self.patch, returned={**self.patch.returned, **returned}, taken=taken)
         return self.run(patch, [site for site, _ in self.own if site not in self.opened])
+
+    def _is_more(self, site: str, other: str) -> bool:
+        """Return whether B's module of an attention holds as many weights as the module around A's.
+
+        So it is if `def layer(x, p)` is a whole layer of B: what it returns is no output of an attention.
+        """
+        one, second = (side.module for side in self.sides)
+        around = site.rpartition(".")[0]
+        if one is None or not isinstance(second, ForeignModule) or not around:
+            return False
+        sizes = [
+            sum(p.numel() for p in part.parameters())
+            for part in (submodule(one, site), submodule(one, around), submodule(second, other))
+        ]
+        return sizes[0] < sizes[1] <= sizes[2]
 
     def run(self, patch: Patch, passed: Collection[str]) -> Sequence[ModuleStep] | None:
         """Return the calls of A run with the patch; None if A can't run so or can't take what B returned.
@@ -330,43 +325,6 @@ class _Walk:
         self.patch, self.passed = patch, self.passed | set(passed)
         return run.steps
 
-    def remedies(self, call: _Call, entry: Entry) -> Iterator[tuple[Entry, Patch, Collection[str]]]:
-        """Yield B's parts at a place, put into all modules that differ alike; then B's output."""
-        start, steps, pairs, called = self.patch, self.steps, dict(self._modules()), entry.module.a
-        model = self.sides[0].module
-        own = {} if model is None else dict(model.named_modules())
-        if called in pairs:
-            for number, change in enumerate(_changes(*pairs[called], own)):
-                alike = {called: change}
-                for path, (one, other) in pairs.items():
-                    if change.of_checkpoint or type(one) is type(pairs[called][0]):
-                        parts = _changes(one, other, own)[number:]
-                        alike |= {path: parts[0]} if parts and parts[0].likeness == change.likeness else {}
-                edits = [partial(part.edit, path=path) for path, part in alike.items()]
-                module = entry.module if change.written else replace(entry.module, place=None)
-                # their modules are named already
-                edited = start.edits if change.of_checkpoint == "other numbers" else ()
-                named = {called, *(edit.keywords["path"] for edit in edited if isinstance(edit, partial))}
-                others = tuple(x for x in alike if x not in named)
-                told = replace(entry, module=module, how=change.text, parts=change.parts, proven=True, others=others)
-                yield told, replace(start, edits=(*start.edits, *edits)), ()
-        returned = {
-            one.place: other.whole or tuple(kept.values.view(kept.shape) for kept in other.gives)
-            for one, other in steps
-            if one.place[0] == called and all(kept.stride == 1 for kept in other.gives)
-        }
-        if called and returned:
-            yield entry, replace(start, returned={**start.returned, **returned}), (called,)
-
-    def _modules(self) -> Iterator[tuple[str, tuple[nn.Module, nn.Module]]]:
-        """Yield pairs of modules by A's path, except those within attentions with causes."""
-        known = [{} if side.module is None else dict(side.module.named_modules()) for side in self.sides]
-        for one, other in self.steps:
-            path, pair = one.place[0], (known[0].get(one.place[0]), known[1].get(other.place[0]))
-            closed = [site for site, _ in self.own if site not in self.opened]
-            if pair[0] is not None and pair[1] is not None and not _within(path, closed) and path not in self.opened:
-                yield path, (pair[0], pair[1])
-
 
 def _of_other_shapes(one: Sequence[KeptTensor], other: Sequence[KeptTensor]) -> DifferingTensors:
     """Return the first tensors of both sides if these have no shape in common; None otherwise."""
@@ -384,15 +342,3 @@ def _call_of(module: str) -> Message:
 
 def _output_of(module: str) -> Message:
     return Message("outputs.place.output", module=module)
-
-
-def _changes(one: nn.Module, other: nn.Module, others: Mapping[str, nn.Module]) -> list[ModuleChange]:
-    """Return the changes from one module to another; [] if tensors can't be compared, such as quantised ones."""
-    try:
-        return list(changes_of(ModulePair(one, other, others)))
-    except MODEL_ERRORS:
-        return []
-
-
-def _within(path: str, sites: Collection[str]) -> bool:
-    return any(path == site or not site or path.startswith(f"{site}.") for site in sites)

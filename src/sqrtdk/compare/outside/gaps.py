@@ -14,7 +14,6 @@ from sqrtdk.compare.inside.pair import JudgedPair, cancelled_within
 from sqrtdk.compare.outside.modules import KeptTensor, ModuleStep
 from sqrtdk.compare.rounding.precision import rounding_unit
 from sqrtdk.compare.rounding.tensors import (
-    MODEL_ERRORS,
     UNMEASURED_ROUNDINGS,
     BlindRows,
     Entering,
@@ -23,6 +22,7 @@ from sqrtdk.compare.rounding.tensors import (
     seeing_entries,
 )
 from sqrtdk.compare.sides import FinerRun, ModelSide
+from sqrtdk.errors import MODEL_ERRORS
 from sqrtdk.modules.calls import CallPlace
 from sqrtdk.tracing.tape.stance import Disturbed
 from sqrtdk.tracing.tensors import CallTensors

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sqrtdk._wrappers import named_parameters
 from sqrtdk.compare.causes.parameters import Holder, holder_of
 from sqrtdk.compare.inside.suspect import QKV_LETTERS, Sides, path_of
 from sqrtdk.compare.outside.parts import LAYER_NUMBER
@@ -54,7 +55,7 @@ def held_weights(a: ModelSide, pairs: Sequence[PairDiff], programs: Sequence[Sid
     ]
     if not differ:
         return []
-    parameters = dict(a.module.named_parameters())
+    parameters = dict(named_parameters(a.module))
     held = [one for pair, sides in differ for one in _of_pair(pair, sides, parameters)]
     places: dict[str, list[_Held]] = {}
     for one in held:

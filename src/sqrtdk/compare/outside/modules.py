@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._wrappers import named_modules, whole_tensor
+from sqrtdk.frontends.module import ForeignModule
 from sqrtdk.modules.calls import CallPlace, OpenCalls, hooked
 from sqrtdk.modules.structures import replaced, walk
 from sqrtdk.tracing.tape import places
@@ -113,7 +115,7 @@ class ModuleListener:
         for edit in self._patch.edits:
             edit(model)
         self._outside = places.current_place()
-        modules = dict(model.named_modules())
+        modules = dict(named_modules(model))
         for path, module in modules.items():
             self._modules[path] = type(module).__name__, sum(p.numel() for p in module.parameters())
         with hooked(modules, self._begins, self._ends):
@@ -155,7 +157,7 @@ class ModuleListener:
                 if changed is not output:
                     self.replaced.add(place)
             tensors = _tensors(changed)
-            whole = tuple(x.detach().clone() for x in tensors) if path in self._whole else ()
+            whole = tuple(whole_tensor(x).clone() for x in tensors) if path in self._whole else ()
             gives = tuple(map(self._kept, tensors))
             pairs = zip(tensors, gives, strict=True)
             self._last = [(weakref.ref(x), x._version, kept) for x, kept in pairs if not x.is_inference()]
@@ -175,7 +177,7 @@ def keep_entries(tensor: Tensor, most: int) -> KeptTensor:
         (3, [0.0, 3.0, 6.0, 9.0])
     """
     stride = tensor.numel() // most | 1 if tensor.numel() > most else 1  # odd, to spread over rows of 2^n entries
-    return KeptTensor(tensor.shape, stride, tensor.detach().reshape(-1)[::stride].clone().cpu())
+    return KeptTensor(tensor.shape, stride, whole_tensor(tensor).reshape(-1)[::stride].clone().cpu())
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -205,6 +207,8 @@ def lines_of(module: nn.Module, behind: ModuleStep | None, before: ModuleStep | 
     if first is None or last is None:
         return first or last
     (file, _, start), (other, _, stop) = first.rpartition(":"), last.rpartition(":")
+    if isinstance(module, ForeignModule) and (file != other or int(stop) < int(start)):
+        return first  # a call has no line there but the first one inside
     return f"{first}-{stop}" if file == other and int(start) < int(stop) else last
 
 
@@ -218,7 +222,9 @@ def line_of(module: nn.Module, call: ModuleStep) -> str | None:
 
 
 def _forward_of(module: nn.Module) -> CodeType | None:
-    """Return the code of a module's forward; None if it is torch's."""
+    """Return the code of a module's forward, or that of the program that it runs; None if it is torch's."""
+    if isinstance(module, ForeignModule):
+        return module.source_code
     forward: Any = inspect.unwrap(getattr(module.forward, "__func__", module.forward))
     code: CodeType | None = getattr(forward, "__code__", None)
     return None if str(getattr(forward, "__module__", "")).startswith("torch.") else code
@@ -228,19 +234,25 @@ def _forward_of(module: nn.Module) -> CodeType | None:
 
 
 def align_steps(
-    a: Sequence[ModuleStep], b: Sequence[ModuleStep], sites: Mapping[str, str]
+    a: Sequence[ModuleStep],
+    b: Sequence[ModuleStep],
+    sites: Mapping[str, str],
+    homes: Mapping[str, str] = MappingProxyType({}),
 ) -> list[tuple[ModuleStep, ModuleStep]]:
     """Return the module calls of two models that belong together, in A's order.
 
     Calls are paired by path, apart from a wrapper around one model (PeftModel.base_model.model); by the paired sites of
-    attentions; then by order, sizes and shapes, first those with equal numbers in their paths.
+    attentions; by their weights; then by order, sizes and shapes, first those with equal numbers in their paths. A part
+    of an attention belongs to a part of its partner alone: q_proj may have the shape of a gate_proj.
 
     Args:
         a: module calls of A.
         b: module calls of B.
         sites: paths of attentions in A to those in B.
+        homes: paths of modules in A to those in B that hold the same weights.
     """
     inner_a, inner_b = _inner(a, b)
+    own_sites = {own: own for own in sites.values()}
     by_place = {(_below(step.place[0], inner_b), step.place[1]): step for step in b}
     pairs: dict[int, ModuleStep] = {}
     taken: set[int] = set()
@@ -248,6 +260,8 @@ def align_steps(
         own, count = step.place
         path = _below(sites[own], inner_b) if own in sites else _below(own, inner_a)
         partner = by_place.get((path, count)) if path is not None else None
+        if partner is None and own in homes:
+            partner = by_place.get((_below(homes[own], inner_b), count))
         # A module of one name and size that gives another shape is where two models part: it stays a pair.
         fits = own in sites or (
             partner is not None and (_fits(step, partner) or (step.kind, step.size) == (partner.kind, partner.size))
@@ -259,12 +273,21 @@ def align_steps(
     for numbered in (True, False):
         left_a = [step for step in a if step.number not in pairs]
         left_b = [step for step in b if step.number not in taken]
-        keys_a, keys_b = ([_key(step, numbered) for step in steps] for steps in (left_a, left_b))
+        keys_a, keys_b = (
+            [(*_key(step, numbered), _home(step, attentions)) for step in steps]
+            for steps, attentions in ((left_a, sites), (left_b, own_sites))
+        )
         for run in SequenceMatcher(None, keys_a, keys_b, autojunk=False).get_matching_blocks():
             for offset in range(run.size):
                 pairs[left_a[run.a + offset].number] = left_b[run.b + offset]
                 taken.add(left_b[run.b + offset].number)
     return [(step, pairs[step.number]) for step in a if step.number in pairs]
+
+
+def _home(step: ModuleStep, attentions: Mapping[str, str]) -> str | None:
+    """Return the site in B of the attention that a module is a part of; None for a module outside all of them."""
+    path = step.place[0]
+    return next((site for own, site in attentions.items() if own and path.startswith(f"{own}.")), None)
 
 
 def _inner(a: Sequence[ModuleStep], b: Sequence[ModuleStep]) -> tuple[str, str]:

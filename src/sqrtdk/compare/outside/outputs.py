@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sqrtdk.compare.inside.suspect import QKV_LETTERS
 from sqrtdk.compare.numbers import entry_differences
-from sqrtdk.compare.outside.chain import DifferenceChain, Entry
 from sqrtdk.compare.outside.parts import LAYER_NUMBER
+from sqrtdk.compare.outside.remedies import DifferenceChain, Entry
 from sqrtdk.compare.paragraphs import OfOutputs
 from sqrtdk.compare.records import UNKNOWN_CAUSE, ModuleCause, OutputDiff, PairDiff, kind_word
 from sqrtdk.compare.rounding.precision import rounding_unit

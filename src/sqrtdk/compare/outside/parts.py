@@ -41,11 +41,13 @@ class ModulePair:
         a: the module of A.
         b: the module of B.
         others: all modules of A by path, which may hold what B's module holds.
+        partners: modules of B by the paths of their partners in A.
     """
 
     a: nn.Module
     b: nn.Module
     others: Mapping[str, nn.Module] = field(default_factory=dict)
+    partners: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @property
     def kind(self) -> ModuleKind:

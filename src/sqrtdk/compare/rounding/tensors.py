@@ -26,13 +26,12 @@ from sqrtdk.compare.records import Cause, StageDiff
 from sqrtdk.compare.rounding.precision import rounding_unit
 from sqrtdk.compare.sides import FinerRun, ModelSide, entering_of
 from sqrtdk.compare.words import short
-from sqrtdk.errors import SqrtdkError
+from sqrtdk.errors import MODEL_ERRORS
 from sqrtdk.messages import Message
 from sqrtdk.tracing.tensors import CallTensors
 
 BlindRows = dict[tuple[int, int], Tensor]  # by (B, L): True at rows that see no key on one side, or that are padding
 TensorSize = tuple[float, float]  # root mean square, largest entry
-MODEL_ERRORS = (SqrtdkError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 ROUNDING_SLACK = 4.0  # covers two draws of equal roundings, and another order of operations
 # roundings of the dtype, times the root of the number of earlier attentions, if nothing was measured
 UNMEASURED_ROUNDINGS = 16.0

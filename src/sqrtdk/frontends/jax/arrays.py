@@ -1,7 +1,6 @@
-"""RunDtypes of JAX as tensors and back. JAX is imported here alone, and only when it is needed.
+"""Arrays of JAX as tensors and back. JAX is imported here alone, and only when it is needed.
 
-Unsigned integers of 16 and 32 bits are held in the next wider signed dtype, as torch has few operations on them. A
-random key is held as its data: unsigned integers with one more axis.
+A random key is held as its data: unsigned integers with one more axis.
 """
 
 from __future__ import annotations
@@ -14,19 +13,13 @@ import torch
 from torch import Tensor
 
 from sqrtdk import _extras
-from sqrtdk.errors import MissingExtraError
-from sqrtdk.messages import Message
+from sqrtdk.frontends.arrays import DTYPES_OF_BOTH, LARGEST_UNSIGNED, load_framework, tensor_of_numbers
 
 OLDEST_JAX = (0, 8)
-DTYPES = {
-    "float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
-    "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2, "int64": torch.int64,
-    "int32": torch.int32, "int16": torch.int16, "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool,
-    "complex64": torch.complex64, "complex128": torch.complex128, "uint16": torch.int32, "uint32": torch.int64,
-    "uint64": torch.int64, "float0": torch.bool,
+DTYPES = DTYPES_OF_BOTH | {
+    "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2, "complex128": torch.complex128,
+    "float0": torch.bool,
 }  # fmt: skip
-_UNSIGNED = {"uint16": 2**16 - 1, "uint32": 2**32 - 1}  # largest number of dtypes that are held in wider ones
-_HELD_AS = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 _BIT_VIEWS = {"bfloat16": (np.int16, torch.bfloat16), "float8_e4m3fn": (np.int8, torch.float8_e4m3fn),
          "float8_e5m2": (np.int8, torch.float8_e5m2)}  # fmt: skip
 
@@ -38,20 +31,17 @@ def jax() -> Any:
     Raises:
         MissingExtraError: It is not installed, or older than `OLDEST_JAX`.
     """
-    module = _extras.load_extra("jax", "jax")
-    version = str(module.__version__)
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST_JAX:
-        oldest = ".".join(map(str, OLDEST_JAX))
-        raise MissingExtraError(
-            Message("frontends.old_jax", version=version, oldest=oldest),
-            hint=Message("errors.hint.install", extra="jax"),
-        )
-    return module
+    return load_framework("jax", "jax", OLDEST_JAX, "frontends.old_jax")
+
+
+def jax_core() -> Any:
+    """Return `jax.extend.core`, which `import jax` alone does not load."""
+    return _extras.load_extra("jax.extend.core", "jax")
 
 
 def is_key(dtype: Any) -> bool:
-    """Return whether a dtype of JAX is that of the random keys that `jax.random.key(0)` makes."""
-    return bool(jax().dtypes.issubdtype(dtype, jax().dtypes.prng_key))
+    """Return whether a dtype, of JAX or of a tensor, is that of the random keys that `jax.random.key(0)` makes."""
+    return not isinstance(dtype, torch.dtype) and bool(jax().dtypes.issubdtype(dtype, jax().dtypes.prng_key))
 
 
 def held_dtype(dtype: Any) -> torch.dtype:
@@ -71,7 +61,7 @@ def mask_of(dtype: Any) -> int | None:
     Returns:
         For example 65535 for uint16; None for a dtype that is not held in a wider one.
     """
-    return None if is_key(dtype) else _UNSIGNED.get(np.dtype(dtype).name)
+    return None if is_key(dtype) else LARGEST_UNSIGNED.get(np.dtype(dtype).name)
 
 
 def to_torch(value: Any) -> Tensor:
@@ -84,7 +74,7 @@ def to_torch(value: Any) -> Tensor:
     array = np.asarray(value)
     if (bits := _BIT_VIEWS.get(array.dtype.name)) is not None:
         return torch.from_numpy(np.array(array.view(bits[0]))).view(bits[1])
-    return torch.from_numpy(np.array(array, dtype=_HELD_AS.get(array.dtype.name, array.dtype)))
+    return tensor_of_numbers(array)
 
 
 def to_jax(tensor: Any, aval: Any) -> Any:

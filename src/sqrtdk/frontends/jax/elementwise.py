@@ -7,22 +7,17 @@ placement alone (`accuracy`, `sharding`) are ignored.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sqrtdk.frontends.arrays import both_tensors, larger, like_other, smaller
 from sqrtdk.frontends.jax.arrays import DTYPES, held_dtype
 from sqrtdk.frontends.program import RunDtypes
 
 Operation = Callable[..., Any]
-
-
-def tensor(value: Any, like: Tensor) -> Tensor:
-    """Return `value` if it is a tensor, and otherwise the number as a tensor with the dtype and device of `like`."""
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=like.dtype, device=like.device)
 
 
 def _of(function: Callable[..., Any]) -> Operation:
@@ -33,40 +28,21 @@ def _unary(function: Callable[[Tensor], Tensor]) -> Operation:
     return lambda numbers, x, **_: function(x)
 
 
-def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    return tensor(a, b), tensor(b, a)
-
-
 def _div(numbers: RunDtypes, a: Any, b: Any, **_: Any) -> Tensor:
     exact = any(isinstance(x, float | complex) or (isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex()))
                 for x in (a, b))  # fmt: skip
-    quotient: Tensor = a / b if exact else torch.div(*_pair(a, b), rounding_mode="trunc")
+    quotient: Tensor = a / b if exact else torch.div(*both_tensors(a, b), rounding_mode="trunc")
     return quotient
-
-
-def _maximum(numbers: RunDtypes, a: Any, b: Any, **_: Any) -> Tensor:
-    for bound, x in ((a, b), (b, a)):
-        if isinstance(x, Tensor) and not isinstance(bound, Tensor):
-            # max(-inf, max(x)): jax.nn.softmax writes it for an axis without elements
-            return x if bound == -math.inf else x.clamp(min=bound)
-    return torch.maximum(a, b) if a.dtype is not torch.bool else a | b
-
-
-def _minimum(numbers: RunDtypes, a: Any, b: Any, **_: Any) -> Tensor:
-    for bound, x in ((a, b), (b, a)):
-        if isinstance(x, Tensor) and not isinstance(bound, Tensor):
-            return x if bound == math.inf else x.clamp(max=bound)
-    return torch.minimum(a, b) if a.dtype is not torch.bool else a & b
 
 
 def _clamp(numbers: RunDtypes, low: Any, x: Any, high: Any, **_: Any) -> Tensor:
     like = next(value for value in (x, low, high) if isinstance(value, Tensor))
-    x = tensor(x, like)
+    x = like_other(x, like)
     clamped: Tensor
     if not isinstance(low, Tensor) and not isinstance(high, Tensor):
         clamped = x.clamp(low, high)
         return clamped
-    return torch.minimum(torch.maximum(x, tensor(low, x)), tensor(high, x))
+    return torch.minimum(torch.maximum(x, like_other(low, x)), like_other(high, x))
 
 
 def _power(numbers: RunDtypes, x: Any, exponent: Any = None, y: int | None = None, **_: Any) -> Any:
@@ -81,7 +57,7 @@ def _round(numbers: RunDtypes, x: Tensor, rounding_method: Any, **_: Any) -> Ten
 def _select(numbers: RunDtypes, which: Tensor, *cases: Any, **_: Any) -> Tensor:
     if len(cases) > 2:
         like = next((case for case in cases if isinstance(case, Tensor)), which)
-        chosen = torch.stack([tensor(case, like).expand(which.shape) for case in cases])
+        chosen = torch.stack([like_other(case, like).expand(which.shape) for case in cases])
         return chosen.gather(0, which.long().expand(chosen.shape[1:])[None])[0]
     return torch.where(which.bool(), cases[1], cases[0])
 
@@ -153,7 +129,7 @@ def _own_bits(x: Tensor, source: Any) -> Tensor:
 
 def _shift_right_logical(numbers: RunDtypes, x: Any, by: Any, source: Any, **_: Any) -> Tensor:
     bits = {"uint32": 32, "int32": 32, "uint16": 16, "int16": 16, "uint8": 8, "int8": 8}[str(source)]
-    x, by = _pair(x, by)
+    x, by = both_tensors(x, by)
     moved = (x.long() & (2**bits - 1)) >> by.long().clamp(0, bits)
     return torch.where(moved >= 2 ** (bits - 1), moved - 2**bits, moved).to(x.dtype) if str(source)[0] == "i" else moved
 
@@ -165,8 +141,8 @@ def _not(numbers: RunDtypes, x: Tensor, **_: Any) -> Tensor:
 # By the names of JAX's primitives; `add_any`, `le_to` and others are what they are to a run of numbers.
 ELEMENT_OPERATIONS: dict[str, Operation] = {
     "add": _of(lambda a, b: a + b), "add_any": _of(lambda a, b: a + b), "sub": _of(lambda a, b: a - b),
-    "mul": _of(lambda a, b: a * b), "div": _div, "neg": _of(lambda a: -a), "max": _maximum, "min": _minimum,
-    "rem": _of(lambda a, b: torch.fmod(*_pair(a, b))), "pow": _power, "integer_pow": _power,
+    "mul": _of(lambda a, b: a * b), "div": _div, "neg": _of(lambda a: -a), "max": _of(larger), "min": _of(smaller),
+    "rem": _of(lambda a, b: torch.fmod(*both_tensors(a, b))), "pow": _power, "integer_pow": _power,
     "square": _of(lambda a: a * a), "clamp": _clamp, "select_n": _select, "round": _round,
     "eq": _of(lambda a, b: a == b), "ne": _of(lambda a, b: a != b), "lt": _of(lambda a, b: a < b),
     "le": _of(lambda a, b: a <= b), "gt": _of(lambda a, b: a > b), "ge": _of(lambda a, b: a >= b),
@@ -176,7 +152,8 @@ ELEMENT_OPERATIONS: dict[str, Operation] = {
     "shift_right_logical": _shift_right_logical, "bitcast_convert_type": _bitcast,
     "convert_element_type": _convert, "reduce_precision": _reduce_precision,
     "real": _unary(torch.real), "imag": _unary(torch.imag), "conj": _unary(torch.conj_physical),
-    "complex": _of(lambda a, b: torch.complex(*_pair(a, b))), "abs": _unary(torch.abs), "sign": _unary(torch.sign),
+    "complex": _of(lambda a, b: torch.complex(*both_tensors(a, b))), "abs": _unary(torch.abs),
+    "sign": _unary(torch.sign),
     "floor": _unary(torch.floor), "ceil": _unary(torch.ceil), "is_finite": _unary(torch.isfinite),
     "sqrt": _unary(torch.sqrt), "rsqrt": _unary(torch.rsqrt), "exp": _unary(torch.exp), "exp2": _unary(torch.exp2),
     "expm1": _unary(torch.expm1), "log": _unary(torch.log), "log1p": _unary(torch.log1p),
@@ -184,10 +161,10 @@ ELEMENT_OPERATIONS: dict[str, Operation] = {
     "sin": _unary(torch.sin), "cos": _unary(torch.cos), "tan": _unary(torch.tan), "asin": _unary(torch.asin),
     "acos": _unary(torch.acos), "atan": _unary(torch.atan), "sinh": _unary(torch.sinh), "cosh": _unary(torch.cosh),
     "tanh": _unary(torch.tanh), "asinh": _unary(torch.asinh), "acosh": _unary(torch.acosh),
-    "atanh": _unary(torch.atanh), "atan2": _of(lambda a, b: torch.atan2(*_pair(a, b))), "erf": _unary(torch.erf),
+    "atanh": _unary(torch.atanh), "atan2": _of(lambda a, b: torch.atan2(*both_tensors(a, b))), "erf": _unary(torch.erf),
     "erfc": _unary(torch.erfc), "erf_inv": _unary(torch.erfinv), "lgamma": _unary(torch.lgamma),
-    "digamma": _unary(torch.digamma), "igamma": _of(lambda a, x: torch.special.gammainc(*_pair(a, x))),
-    "igammac": _of(lambda a, x: torch.special.gammaincc(*_pair(a, x))), "bessel_i0e": _unary(torch.special.i0e),
+    "digamma": _unary(torch.digamma), "igamma": _of(lambda a, x: torch.special.gammainc(*both_tensors(a, x))),
+    "igammac": _of(lambda a, x: torch.special.gammaincc(*both_tensors(a, x))), "bessel_i0e": _unary(torch.special.i0e),
     "bessel_i1e": _unary(torch.special.i1e),
     "reduce_sum": _reduced(_sum), "reduce_max": _reduced(torch.amax), "reduce_min": _reduced(torch.amin),
     "reduce_prod": _reduced(_product), "reduce_and": _reduced(torch.all), "reduce_or": _reduced(torch.any),
@@ -202,7 +179,7 @@ ELEMENT_OPERATIONS: dict[str, Operation] = {
 
 # What leaves its values as they are: marks for derivatives, devices, names and compilers.
 SAME = frozenset({
-    "stop_gradient", "copy", "copy_p", "optimization_barrier", "sharding_constraint", "mesh_cast", "layout_constraint",
+    "copy", "copy_p", "optimization_barrier", "sharding_constraint", "mesh_cast", "layout_constraint",
     "name", "pvary", "device_put", "psum", "psum_invariant", "pmax", "pmin", "reshard", "ppermute", "pcast",
     "random_wrap", "random_unwrap",
 })  # fmt: skip

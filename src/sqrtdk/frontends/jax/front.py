@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.errors import INTERRUPTS, InvalidValueError, ModelError, SqrtdkError, kind_and_text
+from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text
 from sqrtdk.frontends.jax.arrays import held_dtype, is_array, is_key, jax, to_jax, to_torch
 from sqrtdk.frontends.jax.models import JaxModel, jax_model
-from sqrtdk.frontends.jax.places import Places
+from sqrtdk.frontends.jax.places import Places, line_of_error
 from sqrtdk.frontends.jax.walk import walk_jaxpr
-from sqrtdk.frontends.judge import beyond_rounding
 from sqrtdk.frontends.layers import number_layers
-from sqrtdk.frontends.module import Bound, ForeignModule, TracedProgram, foreign_module
-from sqrtdk.messages import Message
+from sqrtdk.frontends.module import Bound, TracedProgram
+from sqrtdk.frontends.source import ArrayFramework, ArraySource, array_module, as_tensors
+from sqrtdk.messages import Message, joined
 
 # JAX runs as the program is written: no optimisation keeps digits that a conversion drops.
 _AS_WRITTEN = {"xla_allow_excess_precision": False, "xla_backend_optimization_level": 0}
+# settings under which a product of float32 arrays has all its digits
+_ALL_DIGITS = (None, "float32", "highest")
+_DOUBLE = "float64"
 
 
 def from_jax(function: Any, parameters: Any, *inputs: Any, **named: Any) -> nn.Module:
@@ -34,7 +37,7 @@ def from_jax(function: Any, parameters: Any, *inputs: Any, **named: Any) -> nn.M
 
     Args:
         function: A JAX function that is called as `function(parameters, *inputs)`; or a module of flax linen, whose
-            variables are `parameters`; or a module of flax nnx or of equinox, with `parameters` None.
+            variables are `parameters`; or a module of flax nnx, of equinox or of Keras, with `parameters` None.
         parameters: A tree of arrays: dicts, lists, states of flax, dataclasses.
         inputs: Arrays or trees of them. Numbers, strings and None are settings that the function is traced with.
         named: Inputs by name.
@@ -51,217 +54,19 @@ def from_jax(function: Any, parameters: Any, *inputs: Any, **named: Any) -> nn.M
     Example:
         The page "Port from JAX" (docs/en/jax.md) has one that runs.
     """
-    model = jax_model(function, parameters)
-    source = JaxSource(model, len(inputs), tuple(named))
-    bound = source.bind(inputs, named)
-    module, _ = foreign_module(source, bound, model.name)
-    _judge(module, source, bound)
+    source = JaxSource(jax_model(function, parameters), len(inputs), tuple(named))
+    module = array_module(source, inputs, named)
+    module.notes = _conventions(source.leaves)
     return module
 
 
-@dataclass(frozen=True, slots=True)
-class _Spec:
-    """How the inputs of a call nest: the tree, and its leaves: a type of JAX for a tensor, else the leaf itself."""
-
-    tree: Any
-    leaves: tuple[Any, ...]
+def _flatten(value: Any) -> tuple[list[Any], Any]:
+    leaves, tree = jax().tree.flatten(value, is_leaf=lambda x: isinstance(x, Tensor))
+    return leaves, tree
 
 
-class _Setting:
-    """A leaf of the inputs that is no array."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class JaxSource:
-    """A JAX model that is traced for any shapes of its inputs.
-
-    Args:
-        model: How the model is called, and its parameters.
-        count: Number of inputs by position.
-        named: Names of the inputs that are given by name.
-
-    Attributes:
-        signature: Names of the inputs, of which those of `named` come last.
-        by_name: The names in `named`.
-        leaves: All leaves of the tree of parameters.
-        arrays: Indices in `leaves` of those that are arrays.
-        names: For each of these, the name of the parameter, its path joined by dots.
-        tensors: The parameters by name.
-
-    Raises:
-        InvalidValueError: An input is given both by position and by name.
-    """
-
-    def __init__(self, model: JaxModel, count: int, named: tuple[str, ...]) -> None:
-        self.model = model
-        names = [*model.inputs[:count], *(f"input_{at}" for at in range(len(model.inputs[:count]), count))]
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        if twice := set(names) & set(named):
-            raise InvalidValueError(Message("frontends.twice", name=min(twice)), hint=Message("frontends.hint.twice"))
-        self.signature = inspect.Signature([inspect.Parameter(name, kind) for name in (*names, *named)])
-        self.by_name = frozenset(named)
-        leaves, self.tree = jax().tree.flatten(model.parameters)
-        paths = [path for path, _ in jax().tree.flatten_with_path(model.parameters)[0]]
-        self.leaves = leaves
-        self.arrays = [at for at, leaf in enumerate(leaves) if is_array(leaf)]
-        self.names = _unique([_name(paths[at], model.dropped) for at in self.arrays])
-        self.tensors: Mapping[str, Tensor] = {
-            name: to_torch(leaves[at]) for name, at in zip(self.names, self.arrays, strict=True)
-        }
-        self._examples: tuple[Any, ...] = ()
-
-    def bind(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Bound:
-        """Return the inputs of a call: their arrays as tensors, in the order of JAX's tree, and how they nest.
-
-        Args:
-            args: Inputs by position.
-            named: Inputs by name.
-
-        Raises:
-            TypeError: They do not fit the signature.
-        """
-        bound = self.signature.bind(*args, **named)
-        leaves, tree = jax().tree.flatten(dict(bound.arguments), is_leaf=lambda x: isinstance(x, Tensor))
-        tensors, dtypes = [], []
-        kinds: list[Any] = []
-        for at, leaf in enumerate(leaves):
-            if not is_array(leaf):
-                kinds.append(_Setting(leaf))
-                continue
-            example = self._examples[at] if at < len(self._examples) else None
-            kind, tensor = _kind_of(leaf, example)
-            kinds.append(kind)
-            tensors.append(tensor)
-            dtypes.append(held_dtype(kind.dtype))
-        self._examples = self._examples or tuple(kinds)
-        key = (tree, *((k.shape, str(k.dtype)) if hasattr(k, "shape") else _hashed(k.value) for k in kinds))
-        return Bound(tuple(tensors), tuple(dtypes), key, _Spec(tree, tuple(kinds)))
-
-    def trace(self, bound: Bound, dtypes: Mapping[str, torch.dtype]) -> TracedProgram:
-        """Return the program for inputs of these shapes, traced with `jax.make_jaxpr`.
-
-        Args:
-            bound: The inputs; only shapes, dtypes and settings are read.
-            dtypes: Dtypes of parameters by name, in place of their own.
-
-        Raises:
-            ModelError: The model raised while JAX traced it, or uses operations that can't be translated.
-        """
-        held = [_struct(self.leaves[at], dtypes.get(name)) for name, at in zip(self.names, self.arrays, strict=True)]
-        inputs = [leaf for leaf in bound.spec.leaves if not isinstance(leaf, _Setting)]
-        try:
-            closed, shapes = jax().make_jaxpr(self.flat(bound.spec), return_shape=True)(held, inputs)
-        except (*INTERRUPTS, SqrtdkError):
-            raise
-        except Exception as error:  # the user's function, and JAX while it traces it, may raise anything
-            raise ModelError(
-                Message("frontends.not_traced", name=self.model.name, reason=kind_and_text(error)),
-                hint=Message("frontends.hint.traceable"),
-            ) from error
-        places = Places(self.model.root)
-        program, origins = walk_jaxpr(closed, [*self.names, *(None for _ in inputs)], places)
-        if not places.scoped:
-            program = replace(program, steps=number_layers(program.steps, program.parameters))
-        kinds = [held_dtype(shape.dtype) for shape in jax().tree.leaves(shapes)]
-        structure = jax().tree.structure(shapes)
-
-        def outputs(results: Sequence[Any]) -> Any:
-            made = [value if isinstance(value, Tensor) else torch.tensor(value, dtype=kind)
-                    for value, kind in zip(results, kinds, strict=True)]  # fmt: skip
-            return jax().tree.unflatten(structure, made)
-
-        return TracedProgram(program, outputs, origins)
-
-    def flat(self, spec: _Spec) -> Any:
-        """Return the model as a function `flat(held, inputs)` of two lists of arrays, which JAX can trace.
-
-        `held` are the parameters in the order of `names`, and `inputs` the arrays of a call. Its other inputs are
-        fixed to those in `spec`, which is `Bound.spec` of a call.
-        """
-
-        def flat(held: list[Any], inputs: list[Any]) -> Any:
-            leaves, given = list(self.leaves), iter(inputs)
-            for at, value in zip(self.arrays, held, strict=True):
-                leaves[at] = value
-            filled = [leaf.value if isinstance(leaf, _Setting) else next(given) for leaf in spec.leaves]
-            arguments = jax().tree.unflatten(spec.tree, filled)
-            named = {name: arguments.pop(name) for name in self.by_name}
-            ordered = [arguments[name] for name in self.signature.parameters if name in arguments]
-            return self.model.call(jax().tree.unflatten(self.tree, leaves), *ordered, **named)
-
-        return flat
-
-    def compiled(self, bound: Bound) -> Callable[[Bound], list[Tensor]]:
-        """Return a function that runs the model in JAX itself, compiled for inputs of these shapes.
-
-        Args:
-            bound: Inputs, whose values fix the settings.
-
-        Returns:
-            A function that takes the inputs of a call as `bind` returns them, and returns the leaves of the output as
-            tensors, in the order of JAX's tree.
-        """
-        leaves = [self.leaves[at] for at in self.arrays]
-        held = [to_jax(leaf, _struct(leaf, None)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-
-        def arrays(inputs: Bound) -> list[Any]:
-            kinds = [leaf for leaf in inputs.spec.leaves if not isinstance(leaf, _Setting)]
-            return [to_jax(tensor, kind) for tensor, kind in zip(inputs.tensors, kinds, strict=True)]
-
-        program = jax().jit(self.flat(bound.spec)).lower(held, arrays(bound)).compile(compiler_options=_AS_WRITTEN)
-        return lambda inputs: [to_torch(leaf) for leaf in jax().tree.leaves(program(held, arrays(inputs)))]
-
-
-def tensors_of_inputs(inputs: Any) -> Any:
-    """Return a tree of inputs with a tensor in place of each array; numbers, strings and None stay as they are."""
-    leaf = lambda x: to_torch(x) if is_array(x) and not isinstance(x, Tensor) else x  # noqa: E731
-    return jax().tree.map(leaf, inputs, is_leaf=lambda x: isinstance(x, Tensor))
-
-
-def _judge(module: ForeignModule, source: JaxSource, bound: Bound) -> None:
-    """Raises a `ModelError` unless the module's outputs are JAX's up to rounding."""
-    try:
-        theirs = source.compiled(bound)(bound)
-    except INTERRUPTS:
-        raise
-    except Exception as error:  # the device may lack what the function needs
-        raise ModelError(
-            Message("frontends.not_run", name=source.model.name, reason=kind_and_text(error)),
-            hint=Message("frontends.hint.runs"),
-        ) from error
-    with torch.no_grad():
-        ours = _outputs(module, bound)
-        exact = _outputs(copy.deepcopy(module).double(), bound, wide=True)
-    for at, (right, made, wide) in enumerate(zip(theirs, ours, exact, strict=True)):
-        if right.is_floating_point() or right.is_complex():
-            off = beyond_rounding(right, made, wide)
-        else:
-            off = None if len(theirs) > 1 or torch.equal(right.long(), made.long()) else float("nan")
-        if off is None:
-            continue
-        again = source.compiled(bound)(bound)[at]
-        if not torch.equal(again.nan_to_num() if again.is_floating_point() else again,
-                           right.nan_to_num() if right.is_floating_point() else right):  # fmt: skip
-            raise ModelError(Message("frontends.random", name=source.model.name), hint=Message("frontends.hint.random"))
-        raise ModelError(
-            Message("frontends.other_outputs", name=source.model.name, gap=f"{off:.3g}", version=jax().__version__),
-            hint=Message("frontends.hint.report"),
-        )
-
-
-def _outputs(module: nn.Module, bound: Bound, *, wide: bool = False) -> list[Tensor]:
-    tensors = iter(bound.tensors)
-    leaves = []
-    for leaf in bound.spec.leaves:
-        if isinstance(leaf, _Setting):
-            leaves.append(leaf.value)
-        else:
-            tensor = next(tensors)
-            leaves.append(tensor.double() if wide and tensor.is_floating_point() else tensor)
-    made: list[Tensor] = jax().tree.leaves(module(**jax().tree.unflatten(bound.spec.tree, leaves)))
-    return made
+def _paths(model: JaxModel) -> list[str]:
+    return [_name(path, model.dropped) for path, _ in jax().tree.flatten_with_path(model.parameters)[0]]
 
 
 def _kind_of(leaf: Any, example: Any) -> tuple[Any, Tensor]:
@@ -297,14 +102,6 @@ def _struct(leaf: Any, dtype: torch.dtype | None) -> Any:
     return jax().ShapeDtypeStruct(tuple(leaf.shape), own if is_key(own) else jax().dtypes.canonicalize_dtype(own))
 
 
-def _hashed(value: Any) -> Any:
-    try:
-        hash(value)
-    except TypeError:
-        return id(value)
-    return value
-
-
 def _name(path: Any, dropped: Sequence[str]) -> str:
     """Return the name of a parameter: its path, with dots; haiku's "linear/w" has slashes."""
     parts: list[str] = []
@@ -315,11 +112,112 @@ def _name(path: Any, dropped: Sequence[str]) -> str:
         parts.pop(0)
     if len(parts) > 1 and parts[-1] == "value":  # a variable of nnx
         parts.pop()
-    return ".".join(parts) or "value"
+    return ".".join(parts)
 
 
-def _unique(names: Sequence[str]) -> list[str]:
-    made: list[str] = []
-    for name in names:
-        made.append(name if name not in made else f"{name}_{len(made)}")
-    return made
+_JAX = ArrayFramework(
+    "JAX", jax, _flatten, lambda tree, leaves: jax().tree.unflatten(tree, leaves), _paths, is_array, to_torch, _kind_of,
+    held_dtype, "frontends.hint.runs", "frontends.hint.random",
+)  # fmt: skip
+
+
+class JaxSource(ArraySource):
+    """A JAX model that is traced for any shapes of its inputs; see `ArraySource`."""
+
+    model: JaxModel
+    framework = _JAX
+
+    def trace(self, bound: Bound, dtypes: Mapping[str, torch.dtype]) -> TracedProgram:
+        """Return the program for inputs of these shapes, traced with `jax.make_jaxpr`.
+
+        Args:
+            bound: The inputs; only shapes, dtypes and settings are read.
+            dtypes: Dtypes of parameters by name, in place of their own.
+
+        Raises:
+            ModelError: The model raised while JAX traced it, or uses operations that can't be translated.
+        """
+        held = [_struct(self.leaves[at], dtypes.get(name)) for name, at in zip(self.names, self.arrays, strict=True)]
+        inputs = bound.spec.arrays
+        try:
+            closed, shapes = jax().make_jaxpr(partial(self.call, bound.spec), return_shape=True)(held, inputs)
+        except (*INTERRUPTS, SqrtdkError):
+            raise
+        except Exception as error:  # the user's function, and JAX while it traces it, may raise anything
+            line = line_of_error(error)
+            # what JAX says next names our `call`, which the user did not write
+            reason = kind_and_text(error).partition(" The error occurred while tracing")[0]
+            raise ModelError(
+                Message(
+                    "frontends.not_traced",
+                    framework="JAX",
+                    name=self.model.name + (f" ({line})" if line else ""),
+                    reason=reason,
+                ),
+                hint=Message("frontends.hint.traceable"),
+            ) from error
+        places = Places(self.model.root)
+        program, origins = walk_jaxpr(closed, [*self.names, *(None for _ in inputs)], places)
+        if not places.scoped:
+            program = replace(program, steps=number_layers(program.steps, program.parameters))
+        kinds = [held_dtype(shape.dtype) for shape in jax().tree.leaves(shapes)]
+        structure = jax().tree.structure(shapes)
+
+        def outputs(results: Sequence[Any]) -> Any:
+            return jax().tree.unflatten(structure, as_tensors(results, kinds))
+
+        return TracedProgram(program, outputs, origins)
+
+    def outputs(self, bound: Bound) -> list[Tensor]:
+        """Return the leaves of JAX's own output for the inputs of a call."""
+        return self.compiled(bound)(bound)
+
+    def compiled(self, bound: Bound) -> Callable[[Bound], list[Tensor]]:
+        """Return a function that runs the model in JAX itself, compiled for inputs of these shapes.
+
+        Args:
+            bound: Inputs, whose values fix the settings.
+
+        Returns:
+            A function that takes the inputs of a call as `bind` returns them, and returns the leaves of the output as
+            tensors, in the order of JAX's tree.
+        """
+        held, arrays = self.held_arrays(), self.input_arrays
+        lowered = jax().jit(partial(self.call, bound.spec)).lower(held, arrays(bound))
+        program = lowered.compile(compiler_options=_AS_WRITTEN)
+        return lambda inputs: [to_torch(leaf) for leaf in jax().tree.leaves(program(held, arrays(inputs)))]
+
+    def held_arrays(self) -> list[Any]:
+        """Return the parameters as arrays of JAX, in the order of `names`."""
+        leaves = [self.leaves[at] for at in self.arrays]
+        return [to_jax(leaf, _struct(leaf, None)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    def input_arrays(self, bound: Bound) -> list[Any]:
+        """Return the inputs of a call as arrays of JAX."""
+        return [to_jax(tensor, kind) for tensor, kind in zip(bound.tensors, bound.spec.arrays, strict=True)]
+
+
+def _conventions(leaves: Sequence[Any]) -> tuple[str, ...]:
+    """Return sentences on the settings of JAX that change numbers, and on the dtypes of parameters.
+
+    The precision of matrix products (`jax.default_matmul_precision`) counts on accelerators: sqrtdk multiplies with all
+    digits, as JAX does on a CPU. Without `jax_enable_x64` JAX holds arrays of float64 in float32.
+
+    Args:
+        leaves: the leaves of the tree of parameters.
+    """
+    notes: list[str] = []
+    precision = jax().config.jax_default_matmul_precision
+    if precision not in _ALL_DIGITS:
+        notes.append(Message("frontends.note.precision", precision=str(precision)))
+    names = [str(leaf.dtype).removeprefix("torch.") for leaf in leaves if is_array(leaf) and not is_key(leaf.dtype)]
+    kinds = Counter(name for name in names if "float" in name)
+    is_wide = bool(jax().config.jax_enable_x64)
+    if is_wide:
+        notes.append(Message("frontends.note.x64"))
+    elif kinds[_DOUBLE]:
+        notes.append(Message("frontends.note.narrowed", count=kinds.pop(_DOUBLE), name=_DOUBLE))
+    if len(kinds) > 1:
+        listed = [Message("frontends.note.of_dtype", count=count, dtype=dtype) for dtype, count in kinds.most_common()]
+        notes.append(Message("frontends.note.dtypes", dtypes=joined(listed, "comma")))
+    return tuple(notes)

@@ -1,54 +1,48 @@
-"""What may stand in place of a JAX function: modules of flax linen, flax nnx and equinox, as functions of parameters.
+"""What may stand in place of a JAX function: modules of flax, equinox and Keras, as functions of parameters.
 
     linen      module.apply(variables, *inputs); scopes name the modules
     nnx        the module's state is its parameters
     equinox    the module's arrays are its parameters
+    Keras      layer.stateless_call(trainable, non_trainable, *inputs); its variables are its parameters, by their paths
 
-Neither nnx nor equinox notes which module runs. While such a module is traced, the `__call__` of the classes of its
-parts is wrapped so that each pushes a scope with its path; afterwards the classes are as they were.
+Of these, only linen notes which module runs. While another one is traced, the `__call__` of the classes of its parts is
+wrapped so that each pushes a scope with its path; afterwards the classes are as they were.
 """
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
-from sqrtdk.errors import InvalidTypeError, ModelError
+from sqrtdk.errors import ModelError
+from sqrtdk.frontends.frames import wrapped_calls
 from sqrtdk.frontends.jax.arrays import jax
 from sqrtdk.frontends.jax.places import MARK
+from sqrtdk.frontends.names import argument_names
+from sqrtdk.frontends.source import ArrayModel, function_names
 from sqrtdk.messages import Message
 
 _MOST_NESTED = 32  # modules and containers in one another
 
 
-@dataclass(frozen=True, slots=True)
-class JaxModel:
+@dataclass(frozen=True, slots=True, eq=False)
+class JaxModel(ArrayModel):
     """A model as JAX calls it.
 
     Attributes:
-        call: called with the parameters and the inputs.
-        parameters: the tree of parameters.
-        name: name of the function, or class of the module.
-        inputs: names of its arguments behind the parameters, without those of `*args`.
         root: scope that names the whole model; "" if there is none.
         dropped: beginnings of parameters' paths that name no module: flax's "params".
     """
 
-    call: Callable[..., Any]
-    parameters: Any
-    name: str
-    inputs: tuple[str, ...]
     root: str = ""
     dropped: tuple[str, ...] = ()
 
 
 def jax_model(function: Any, parameters: Any) -> JaxModel:
-    """Return a function, or a module of flax or equinox, as a model that is called with parameters and inputs.
+    """Return a function, or a module of flax, equinox or Keras, as a model that is called with parameters and inputs.
 
     Args:
         function: A function of parameters and inputs, or a module.
@@ -56,9 +50,10 @@ def jax_model(function: Any, parameters: Any) -> JaxModel:
 
     Raises:
         InvalidTypeError: It is neither a function nor such a module.
-        ModelError: A module of linen comes without variables.
+        ModelError: A module of linen comes without variables; or a layer of Keras is not built, or runs on another
+            backend than JAX.
     """
-    linen, nnx, equinox = (sys.modules.get(name) for name in ("flax.linen", "flax.nnx", "equinox"))
+    linen, nnx, equinox, keras = (sys.modules.get(name) for name in ("flax.linen", "flax.nnx", "equinox", "keras"))
     bound = getattr(function, "__self__", None)
     if linen is not None and isinstance(bound, linen.Module) and getattr(function, "__name__", "") == "apply":
         function = bound
@@ -68,20 +63,10 @@ def jax_model(function: Any, parameters: Any) -> JaxModel:
         return _nnx(nnx, function)
     if equinox is not None and isinstance(function, equinox.Module):
         return _equinox(equinox, function)
-    if not callable(function) or isinstance(function, type):
-        kind = function.__name__ if isinstance(function, type) else type(function).__name__
-        raise InvalidTypeError(Message("frontends.no_function", kind=kind), hint=Message("frontends.hint.function"))
-    name = getattr(function, "__name__", type(function).__name__)
-    return JaxModel(function, parameters, name, _arguments(function, 1))
-
-
-def _arguments(function: Any, skipped: int) -> tuple[str, ...]:
-    """Return the names of a function's positional arguments behind the first."""
-    try:
-        parameters = [*inspect.signature(function).parameters.values()][skipped:]
-    except (ValueError, TypeError):  # a function of C has none
-        return ()
-    return tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY))
+    if keras is not None and isinstance(function, keras.Layer):
+        return _keras(keras, function)
+    name, names = function_names(function, "JAX", "frontends.hint.function")
+    return JaxModel(function, parameters, name, names)
 
 
 def _linen(module: Any, variables: Any) -> JaxModel:
@@ -89,7 +74,7 @@ def _linen(module: Any, variables: Any) -> JaxModel:
     if not hasattr(variables, "keys"):
         raise ModelError(Message("frontends.no_variables", kind=name), hint=Message("frontends.hint.variables"))
     return JaxModel(
-        module.apply, variables, name, _arguments(type(module).__call__, 1), module.name or name, ("params",)
+        module.apply, variables, name, argument_names(type(module).__call__, 1), module.name or name, ("params",)
     )
 
 
@@ -101,7 +86,7 @@ def _nnx(nnx: Any, module: Any) -> JaxModel:
         with _marked(model, nnx.Module):
             return model(*args, **named)
 
-    return JaxModel(call, state, type(module).__name__, _arguments(type(module).__call__, 1))
+    return JaxModel(call, state, type(module).__name__, argument_names(type(module).__call__, 1))
 
 
 def _equinox(equinox: Any, module: Any) -> JaxModel:
@@ -112,38 +97,41 @@ def _equinox(equinox: Any, module: Any) -> JaxModel:
         with _marked(model, equinox.Module):
             return model(*args, **named)
 
-    return JaxModel(call, arrays, type(module).__name__, _arguments(type(module).__call__, 1))
+    return JaxModel(call, arrays, type(module).__name__, argument_names(type(module).__call__, 1))
 
 
-@contextmanager
-def _marked(model: Any, kind: type) -> Iterator[None]:
+def _keras(keras: Any, layer: Any) -> JaxModel:
+    name = type(layer).__name__
+    if (backend := keras.backend.backend()) != "jax":
+        raise ModelError(
+            Message("frontends.keras_backend", kind=name, backend=backend), hint=Message("frontends.hint.keras_backend")
+        )
+    if not layer.built:
+        raise ModelError(Message("frontends.keras_unbuilt", kind=name), hint=Message("frontends.hint.keras_unbuilt"))
+    root = f"{layer.path}/"
+    parts = {part.path.removeprefix(root).replace("/", "."): part for part in layer._flatten_layers() if part.path}
+    split = len(layer.trainable_variables)
+    values: dict[str, Any] = {}
+    for variable in (*layer.trainable_variables, *layer.non_trainable_variables):
+        path = variable.path.removeprefix(root)  # names of a model's inner layers need not begin with its own
+        values[path if path not in values else f"{path}_{len(values)}"] = variable.value
+    names = [*values]
+
+    def call(values: Any, *args: Any, **named: Any) -> Any:
+        held = [values[name] for name in names]
+        with wrapped_calls(parts | {"": layer}, _scope, [keras.Layer]):
+            return layer.stateless_call(held[:split], held[split:], *args, **named)[0]
+
+    return JaxModel(call, values, name, argument_names(type(layer).call, 1))
+
+
+def _marked(model: Any, kind: type) -> AbstractContextManager[None]:
     """Makes each part of a model push its path as a scope while it runs."""
-    parts = dict(_parts(model, kind, "", 0))
-    paths = {id(part): path for path, part in parts.items()}
-    classes = {type(part) for part in parts.values()}
-    # the class that writes `__call__`: a class below it would run a wrapped one twice
-    owners = {owner for each in classes for owner in each.__mro__[:1] if "__call__" in vars(owner)}
-    before = {owner: vars(owner)["__call__"] for owner in owners}
-    for owner, written in before.items():
-        setattr(owner, "__call__", _pushing(written, paths))  # noqa: B010
-    try:
-        yield
-    finally:
-        for owner, written in before.items():
-            setattr(owner, "__call__", written)  # noqa: B010
+    return wrapped_calls(dict(_parts(model, kind, "", 0)), _scope)
 
 
-def _pushing(written: Any, paths: dict[int, str]) -> Any:
-    @wraps(written)
-    def call(self: Any, *args: Any, **named: Any) -> Any:
-        path = paths.get(id(self))
-        bound = written.__get__(self, type(self))
-        if path is None:
-            return bound(*args, **named)
-        with jax().named_scope(f"{MARK}{path}"):
-            return bound(*args, **named)
-
-    return call
+def _scope(path: str) -> Any:
+    return jax().named_scope(f"{MARK}{path}")
 
 
 def _parts(value: Any, kind: type, path: str, depth: int) -> Iterator[tuple[str, Any]]:

@@ -1,8 +1,7 @@
 """Where an equation of a jaxpr came from: the module path that it belongs to, and file and line of the user's code.
 
 JAX notes at each equation a traceback, and a stack of scopes that flax pushes: `Net/layers_0/attn`. Without scopes, the
-Python functions that ran are the modules: the call `attention(x, p)` in `layer` is the region "attention" of it. A
-second call of that function from another line is the region "attention_".
+Python functions that ran are the modules, see `sqrtdk.frontends.frames`.
 
 Inside a function that JAX traces by itself (`jit`, `scan`, `checkpoint`), tracebacks begin at that function, or have
 those of the function's first caller where the trace came from a cache. They are put behind the traceback of the call.
@@ -12,50 +11,23 @@ from __future__ import annotations
 
 import os
 import re
-import sysconfig
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+from sqrtdk.frontends.arrays import is_standard, package_folder
+from sqrtdk.frontends.frames import Frame, FunctionPaths
 from sqrtdk.frontends.jax.arrays import jax
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_SCOPE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "models.py")
 # A scope that names no module: "btd,dhe->bthe" of einsum, "jax.nn.silu", classes of equinox
 _NO_MODULE = re.compile(r"->|[,() ]|^(?:eqx|jax|jnp)\.|^dot_product_attention$")
 _WRAPPED = re.compile(r"^(?:jit|jvp|vmap|transpose|checkpoint|rematted_computation|remat|closed_call)\((.*)\)$")
-_UNNAMED = ("<lambda>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<module>")
+# Files of Keras that pass a call on: `keras.ops.softmax` to JAX, a layer's `__call__` to its `call`
+_FORWARDING = re.compile(r"/keras/src/(?:activations|backend|ops|utils)/|/keras/src/layers/layer\.py$")
 MARK = "@"  # before the path of a module in a scope that we push ourselves
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A function of the user's code that was running, with the line that it had reached.
-
-    Attributes:
-        file: Path of the source file.
-        function: Qualified name, as "Attention.__call__".
-        line: Number of the line.
-    """
-
-    file: str
-    function: str  # qualified name
-    line: int
-
-    @property
-    def name(self) -> str:
-        """Name of the region that a call of it is; "" for a lambda or a comprehension.
-
-        Example:
-            >>> Frame("net.py", "make.<locals>.block", 3).name, Frame("net.py", "Attention.__call__", 9).name
-            ('block', 'Attention')
-            >>> Frame("net.py", "make.<locals>.<lambda>", 3).name
-            ''
-        """
-        parts = self.function.split(".")
-        if parts[-1] in _UNNAMED:
-            return ""
-        return parts[-2] if parts[-1] in ("__call__", "forward") and len(parts) > 1 else parts[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +67,7 @@ class Places:
 
     root: str = ""
     scoped: bool = False
-    _lines: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
+    _functions: FunctionPaths = field(default_factory=FunctionPaths)
 
     def learn(self, jaxpr: Any, homes: frozenset[str]) -> None:
         """Set `scoped` and `root` from the scopes of a program's equations; call it before `of` and `path`.
@@ -128,7 +100,7 @@ class Places:
         It is made of the scopes if they name modules, and of the names of the functions otherwise.
         """
         if not self.scoped:
-            return ".".join(filter(None, [where.prefix, *self._functions(where.frames, where.depth)]))
+            return ".".join(filter(None, [where.prefix, *self._functions.names(where.frames, where.depth)]))
         marks = [scope for scope in where.scopes if scope.startswith(MARK)]
         inner = marks[-1].removeprefix(MARK) if marks else ".".join(where.scopes)
         for home, number in where.layers:  # the scope of a scan's body has the name of the layers without a number
@@ -137,18 +109,6 @@ class Places:
             elif not home or not inner.startswith(f"{home}.{number}"):
                 inner = ".".join(filter(None, [home, str(number), inner]))
         return inner
-
-    def _functions(self, frames: tuple[Frame, ...], depth: int) -> list[str]:
-        made = []
-        for outer, inner in zip(frames[depth - 1 :], frames[depth:], strict=False):
-            if not inner.name:
-                continue
-            lines = self._lines.setdefault((outer.file, outer.function, inner.name), [])
-            if outer.line not in lines:
-                lines.append(outer.line)
-            # no number: modules of two models are paired by the numbers in their paths
-            made.append(inner.name + "_" * lines.index(outer.line))
-        return made
 
 
 def equations(jaxpr: Any) -> list[Any]:
@@ -186,6 +146,8 @@ def frames_of(eqn: Any) -> tuple[Frame, ...]:
     frames: list[Frame] = []
     for frame in () if traceback is None else traceback.frames:
         file = frame.file_name
+        if file == _SCOPE_FILE:  # it calls the user's modules, and is called by them
+            continue
         if file.startswith(_OURS):  # what called the front end wrote nothing
             break
         if not _forwards(file):
@@ -193,15 +155,22 @@ def frames_of(eqn: Any) -> tuple[Frame, ...]:
     return tuple(reversed(frames))
 
 
+def line_of_error(error: BaseException) -> str:
+    """Return the innermost line of the user's code that an error went through, as "net.py:6"; "" if there is none."""
+    line, at = "", error.__traceback__
+    while at is not None:
+        file = at.tb_frame.f_code.co_filename
+        if not file.startswith(_OURS) and not _forwards(file):
+            line = f"{file}:{at.tb_lineno}"
+        at = at.tb_next
+    return line
+
+
 @lru_cache(2**10)
 def _forwards(file: str) -> bool:
-    """Return whether a file only passes calls on: one of JAX or of Python, `contextlib` around a jitted function."""
-    standard = file.startswith(_STANDARD) and not any(part in file for part in ("site-packages", "dist-packages"))
-    return standard or file.startswith((_folder(), "<frozen"))
-
-
-def _folder() -> str:
-    return os.path.dirname(os.path.abspath(str(jax().__file__))) + os.sep
+    """Return whether a file only passes calls on: of JAX, Keras or Python, such as `contextlib` around a function."""
+    passed = is_standard(file) or file.startswith((package_folder(jax()), "<frozen"))
+    return passed or _FORWARDING.search(Path(file).as_posix()) is not None
 
 
 def _behind(call: tuple[Frame, ...], own: tuple[Frame, ...], name: str) -> tuple[Frame, ...]:

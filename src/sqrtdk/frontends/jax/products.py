@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sqrtdk.frontends.arrays import CONVOLUTIONS_BY_RANK, spread
 from sqrtdk.frontends.jax.arrays import held_dtype
 from sqrtdk.frontends.jax.elementwise import Operation
 from sqrtdk.frontends.program import RunDtypes
@@ -62,9 +63,6 @@ def _dot_general(
     return made if wanted is None else made.to(wanted)
 
 
-_CONVOLUTION_BY_RANK = (F.conv1d, F.conv2d, F.conv3d)
-
-
 def _convolution(
     numbers: RunDtypes, x: Tensor, w: Tensor, *, window_strides: Sequence[int], padding: Any,
     lhs_dilation: Sequence[int], rhs_dilation: Sequence[int], dimension_numbers: Any, feature_group_count: int,
@@ -74,16 +72,11 @@ def _convolution(
     x, w, wanted = _common(numbers, x, w, preferred_element_type)
     x, w = _ordered(x, d.lhs_spec), _ordered(w, d.rhs_spec)
     for at, by in enumerate(lhs_dilation):
-        if by != 1:  # a transposed convolution: zeros between the numbers
-            sizes = list(x.shape)
-            sizes[at + 2] = (sizes[at + 2] - 1) * by + 1
-            spread = x.new_zeros(sizes)
-            spread[(slice(None),) * (at + 2) + (slice(None, None, by),)] = x
-            x = spread
+        x = spread(x, at + 2, by)  # a transposed convolution: zeros between the numbers
     if any(n for pair in padding for n in pair):
         x = F.pad(x, [int(n) for pair in reversed(padding) for n in pair])
-    run: Callable[..., Tensor] = _CONVOLUTION_BY_RANK[len(window_strides) - 1]
-    made = run(x, w, stride=tuple(window_strides), dilation=tuple(rhs_dilation), groups=feature_group_count)
+    made = CONVOLUTIONS_BY_RANK[len(window_strides) - 1](
+        x, w, stride=tuple(window_strides), dilation=tuple(rhs_dilation), groups=feature_group_count)  # fmt: skip
     made = _ordered(made, [d.out_spec.index(at) for at in range(made.dim())])
     return made if wanted is None else made.to(wanted)
 

@@ -10,14 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from sqrtdk.frontends.arrays import along, flat_index, like_other, spread
 from sqrtdk.frontends.jax.arrays import held_dtype
-from sqrtdk.frontends.jax.elementwise import Operation, tensor
+from sqrtdk.frontends.jax.elementwise import Operation
 from sqrtdk.frontends.program import RunDtypes
 
 
 def _iota(numbers: RunDtypes, dtype: Any, shape: Sequence[int], dimension: int, **_: Any) -> Tensor:
     line = torch.arange(shape[dimension], dtype=numbers.dtype(held_dtype(dtype)), device=numbers.device)
-    return line.reshape([-1 if at == dimension else 1 for at in range(len(shape))]).expand(shape)
+    return along(dimension, line, len(shape)).expand(shape)
 
 
 def _broadcast(numbers: RunDtypes, x: Any, *, shape: Sequence[int], broadcast_dimensions: Any, **_: Any) -> Tensor:
@@ -53,7 +54,7 @@ def _concatenate(numbers: RunDtypes, *xs: Tensor, dimension: int, **_: Any) -> T
 
 def _stack(numbers: RunDtypes, *xs: Any, axis: int = 0, **_: Any) -> Tensor:
     like = next(x for x in xs if isinstance(x, Tensor))
-    return torch.stack([tensor(x, like) for x in xs], axis)
+    return torch.stack([like_other(x, like) for x in xs], axis)
 
 
 def _tile(numbers: RunDtypes, x: Tensor, reps: Any, **_: Any) -> Tensor:
@@ -81,11 +82,7 @@ def _pad(numbers: RunDtypes, x: Tensor, value: Any, padding_config: Any, **_: An
     fill = value.to(x.dtype) if isinstance(value, Tensor) else value
     for at, (low, high, inner) in enumerate(padding_config):
         if inner and x.shape[at] > 1:
-            sizes = list(x.shape)
-            sizes[at] = (sizes[at] - 1) * (inner + 1) + 1
-            wide = tensor(fill, x).expand(sizes).clone()
-            wide[(slice(None),) * at + (slice(None, None, inner + 1),)] = x
-            x = wide
+            x = spread(x, at, inner + 1, like_other(fill, x))
         if low or high:
             number = fill.item() if isinstance(fill, Tensor) else fill
             x = F.pad(x, [0, 0] * (x.dim() - 1 - at) + [int(low), int(high)], value=number)
@@ -144,11 +141,10 @@ def _coordinates(
             index = index + start.clamp(0, max(size - sizes[at], 0))
         if at in batching:
             place = batch[index_batching[list(batching).index(at)]]
-            index = index + torch.arange(size, device=device).reshape([-1 if d == place else 1 for d in range(rank)])
+            index = index + along(place, torch.arange(size, device=device), rank)
         if at in kept and sizes[at] != 1:
             place = offset_dims[kept.index(at)]
-            line = torch.arange(sizes[at], device=device)
-            index = index + line.reshape([-1 if d == place else 1 for d in range(rank)])
+            index = index + along(place, torch.arange(sizes[at], device=device), rank)
         made.append(index)
     return made, inside
 
@@ -163,8 +159,9 @@ def _all(condition: Tensor) -> bool:
 
 def _gather(
     numbers: RunDtypes, x: Tensor, indices: Tensor, *, dimension_numbers: Any, slice_sizes: Sequence[int],
-    mode: Any = None, fill_value: Any = None, **_: Any,
+    mode: Any = None, fill_value: Any = None, embeds: bool = False, **_: Any,
 ) -> Tensor:  # fmt: skip
+    """`embeds`: the operand comes from parameters and the indices from inputs; cos[jnp.arange(n)] is no embedding."""
     d, drops = dimension_numbers, "FILL" in str(mode)
     whole_rows = tuple(slice_sizes[1:]) == tuple(x.shape[1:]) and x.dim() > 0
     offsets = tuple(range(indices.dim() - 1, indices.dim() + x.dim() - 2))
@@ -173,7 +170,7 @@ def _gather(
         # table[ids]: an embedding
         if d.offset_dims == offsets and (not drops or _all((rows >= 0) & (rows < x.shape[0]))):
             rows = rows if drops else rows.clamp(0, x.shape[0] - 1)
-            return F.embedding(rows, x) if x.dim() == 2 and x.is_floating_point() else x[rows]
+            return F.embedding(rows, x) if embeds and x.dim() == 2 and x.is_floating_point() else x[rows]
     at, inside = _coordinates(
         x.shape, indices, d.offset_dims, d.start_index_map, d.collapsed_slice_dims, d.operand_batching_dims,
         d.start_indices_batching_dims, slice_sizes,
@@ -183,7 +180,7 @@ def _gather(
         return made
     if fill_value is None:
         fill_value = float("nan") if x.is_floating_point() or x.is_complex() else _least(x.dtype)
-    return torch.where(inside, made, tensor(fill_value, x))
+    return torch.where(inside, made, like_other(fill_value, x))
 
 
 def _least(dtype: torch.dtype) -> Any:
@@ -220,10 +217,8 @@ def _scatter(kind: str) -> Operation:
             inside = inside.expand(updates.shape)
             places, updates = [index[inside] for index in places], updates[inside]
         if kind in _REDUCES:
-            flat = torch.zeros_like(places[0])
-            for index, size in zip(places, x.shape, strict=True):
-                flat = flat * size + index
-            reduced = x.reshape(-1).scatter_reduce(0, flat.reshape(-1), updates.reshape(-1), _REDUCES[kind])
+            flat = flat_index(places, x).reshape(-1)
+            reduced = x.reshape(-1).scatter_reduce(0, flat, updates.reshape(-1), _REDUCES[kind])
             return reduced.reshape(x.shape)
         return torch.index_put(x, tuple(places), updates.to(x.dtype), accumulate=kind == "scatter-add")
 

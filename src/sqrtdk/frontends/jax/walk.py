@@ -1,6 +1,7 @@
 """Walks a jaxpr and writes its equations as steps: calls are entered, scans unrolled, branches run when they are met.
 
     jit, custom_jvp, remat, ...    entered: their equations are steps like all others
+    custom_vjp                     entered too; steps around it hand its gradient to JAX
     scan over parameters           unrolled; each turn is a module, "layers.0", with its own slice of the parameters
     any other scan                 unrolled, or run turn by turn if it has very many steps
     cond, while                    one step, which runs the branch or the body operation by operation
@@ -13,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sqrtdk.errors import ModelError
 from sqrtdk.frontends.jax.arrays import held_dtype, is_key, jax, mask_of, to_torch
+from sqrtdk.frontends.jax.derivatives import StatedDerivative, without_gradient
 from sqrtdk.frontends.jax.elementwise import ELEMENT_OPERATIONS, SAME
 from sqrtdk.frontends.jax.holding import (
     BranchOperation,
@@ -35,6 +37,7 @@ from sqrtdk.frontends.jax.holding import (
 from sqrtdk.frontends.jax.places import Places, Where, equations
 from sqrtdk.frontends.jax.products import PRODUCT_OPERATIONS, plain_windows, reads_ragged
 from sqrtdk.frontends.jax.shapes import SHAPE_OPERATIONS
+from sqrtdk.frontends.names import common_path, layer_path, refuse_unread, with_layer_numbers
 from sqrtdk.frontends.program import FlatProgram, FlatStep, Literal
 from sqrtdk.messages import Message
 
@@ -46,6 +49,7 @@ CALLS = {
     "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "custom_lin": "jaxpr",
     "shard_map": "jaxpr", "composite": "jaxpr", "custom_batching_call": "call",
 }  # fmt: skip
+STATED = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 # Operations on whole numbers and keys that JAX computes itself, exactly: their results have no rounding.
 BY_JAX = frozenset({
     "random_seed", "random_bits", "random_split", "random_fold_in", "random_clone", "threefry2x32",
@@ -56,7 +60,6 @@ _WITHOUT_RESULT = ("debug_callback", "debug_print", "after_all", "create_token")
 _TAKES_NUMBERS = frozenset(ELEMENT_OPERATIONS) | {"pad", "dynamic_slice", "dynamic_update_slice"}
 _FIRST_IS_TENSOR = ("select_n", "pad", "dynamic_slice")
 _MOST_UNROLLED = 2**15  # of a program whose loops are unrolled
-_MOST_NAMED = 5  # primitives that an error names
 Ref = Any  # a reference, a literal, or a list of references: a stacked parameter, one for each layer
 
 
@@ -69,6 +72,8 @@ class JaxprWalk:
         names: name of the parameter of each invar of the jaxpr; None for an input.
         split: by invar, the layers that a stacked parameter is split into: number and path, outermost scan first.
         homes: by scan and the calls around it, the path of its layers; None for a scan over no parameters.
+        learned: references that come from parameters.
+        external: references that come from inputs.
     """
 
     places: Places
@@ -80,6 +85,8 @@ class JaxprWalk:
     parameters: dict[int, str] = field(default_factory=dict)
     origins: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
+    learned: set[int] = field(default_factory=set)
+    external: set[int] = field(default_factory=set)
     count: int = 0
 
     # -- parameters that scans split into layers -----------------------------------------------------------------------
@@ -100,8 +107,9 @@ class JaxprWalk:
                 xs = [(v, known.get(u) if _hashable(u) else None) for u, v in
                       zip(eqn.invars[skip:], inner.invars[skip:], strict=True)]  # fmt: skip
                 mine = [(v, place) for v, place in xs if place is not None and self.names[place[0]] is not None]
-                home = _common([str(self.names[at]) for _, (at, _) in mine]) if mine else None
-                self.homes[*calls, id(eqn)] = home
+                home = common_path([str(self.names[at]) for _, (at, _) in mine]) if mine else None
+                called = (*calls, id(eqn))
+                self.homes[called] = home
                 deeper = dict(self._known_in(inner.invars[:skip], eqn.invars[:skip], known))
                 for v, (at, depth) in mine:
                     layers = self.split.setdefault(at, [])
@@ -128,6 +136,7 @@ class JaxprWalk:
                 made = self.new()
                 name = with_layer_numbers(str(self.names[at]), numbers)
                 self.parameters[made] = name
+                self.learned.add(made)
                 self.origins[name] = str(self.names[at]), tuple(n for _, n in numbers)
                 return made
             (length, home), *inner = layers
@@ -173,8 +182,31 @@ class JaxprWalk:
         for eqn in jaxpr.eqns:
             where = self.places.of(eqn, call, name)
             refs = [read(variable) for variable in eqn.invars]
-            known |= zip(eqn.outvars, self.equation(eqn, refs, where), strict=True)
+            stated = eqn.primitive.name in STATED and not any(isinstance(ref, list) for ref in refs)
+            made = self._stated(eqn, jaxpr, refs, where) if stated else self.equation(eqn, refs, where)
+            known |= zip(eqn.outvars, made, strict=True)
         return [read(variable) for variable in jaxpr.outvars]
+
+    def _stated(self, eqn: Any, jaxpr: Any, refs: list[Ref], where: Where) -> list[Ref]:
+        """Translate a call whose derivative is stated beside it."""
+        inside = [self._cut("custom_vjp", ref, where) for ref in refs]
+        made = [self._as_constant(self._whole(ref, where), variable)
+                for ref, variable in zip(self.equation(eqn, inside, where), eqn.outvars, strict=True)]  # fmt: skip
+        file, line = where.line or ("", 0)
+        name = str(eqn.params[CALLS[eqn.primitive.name]].jaxpr.debug_info.func_name)
+        derivative = StatedDerivative(eqn, jaxpr, f"{name} ({PurePath(file).name}:{line})" if file else name)
+        results = self._step("custom_vjp", derivative, [*refs, *made], (None,) * len(made), where)
+        for result, ref in zip(results, made, strict=True):
+            self._comes_from(result, ref)
+        return results
+
+    def _cut(self, name: str, ref: Ref, where: Where) -> Ref:
+        return ref if isinstance(ref, Literal) else self._step(name, without_gradient, [ref], (None,), where)[0]
+
+    def _comes_from(self, made: Ref, ref: Ref) -> None:
+        """Note that a value is another one, whatever else its step reads."""
+        for origins in (self.learned, self.external):
+            (origins.add if ref in origins else origins.discard)(made)
 
     def equation(self, eqn: Any, refs: list[Ref], where: Where) -> list[Ref]:
         """Translate one equation into steps; a call, or a scan of few steps, into the steps of its body.
@@ -191,6 +223,8 @@ class JaxprWalk:
         if name == "scan" and _unrolled_steps(params) <= _MOST_UNROLLED - len(self.steps):
             return self._unrolled(eqn, refs, where)
         refs = [self._whole(ref, where) for ref in refs]
+        if name == "stop_gradient":
+            return [self._cut(name, ref, where) for ref in refs]
         if name in SAME and not _positional(params):
             return refs
         if name in _WITHOUT_RESULT:
@@ -204,7 +238,7 @@ class JaxprWalk:
         kept = () if alone or name not in _TAKES_NUMBERS else range(name in _FIRST_IS_TENSOR, len(refs))
         refs = [ref if at in kept else self._as_constant(ref, variable)
                 for at, (ref, variable) in enumerate(zip(refs, eqn.invars, strict=True))]  # fmt: skip
-        run = self._operation(eqn, where)
+        run = self._operation(eqn, where, refs)
         if run is None:
             return [self.new() for _ in eqn.outvars]
         return self._step(name, run, refs, dtypes, where)
@@ -216,6 +250,9 @@ class JaxprWalk:
         made = [self.new() for _ in dtypes]
         file, line = where.line or ("<jax>", len(self.steps) + 1)
         path = self.places.path(where)
+        for origins in (self.learned, self.external):
+            if any(type(ref) is int and ref in origins for ref in reads):
+                origins.update(made)
         self.steps.append(FlatStep(name, run, tuple(reads), tuple(made), dtypes, path, file, line, where.frames))
         return list(made)
 
@@ -224,7 +261,7 @@ class JaxprWalk:
             return ref
         return self.constant(torch.tensor(ref.value, dtype=held_dtype(variable.aval.dtype)))
 
-    def _operation(self, eqn: Any, where: Where) -> Callable[..., Any] | None:
+    def _operation(self, eqn: Any, where: Where, refs: Sequence[Ref]) -> Callable[..., Any] | None:
         """Return what computes an equation, or None, and note it, if nobody reads it."""
         name, params = eqn.primitive.name, dict(eqn.params)
         avals = [variable.aval for variable in eqn.outvars]
@@ -252,6 +289,8 @@ class JaxprWalk:
             return None
         if name in ("bitcast_convert_type", "shift_right_logical"):
             params["source"] = np.dtype(eqn.invars[0].aval.dtype).name
+        if name == "gather":
+            params["embeds"] = refs[0] in self.learned and refs[1] in self.external
         operation = partial(JAX_OPERATIONS[name], **params)
         masks = [mask_of(aval.dtype) for aval in avals]
         if len(masks) == 1 and masks[0] is not None:
@@ -324,42 +363,6 @@ def _is_key_variable(variable: Any) -> bool:
     return dtype is not None and is_key(dtype)
 
 
-def _common(names: Sequence[str]) -> str:
-    """Return the path of the module that holds all parameters of these names."""
-    parts = [name.split(".")[:-1] for name in names]
-    same = []
-    for here in zip(*parts, strict=False):
-        if len(set(here)) > 1:
-            break
-        same.append(here[0])
-    return ".".join(same)
-
-
-def with_layer_numbers(name: str, numbers: Sequence[tuple[str, int]]) -> str:
-    """Return the name of a parameter of one layer.
-
-    Example:
-        >>> with_layer_numbers("layers.attn.wq", [("layers", 3)]), with_layer_numbers("wq", [("", 3)])
-        ('layers.3.attn.wq', '3.wq')
-        >>> with_layer_numbers("groups.layers.w", [("groups", 1), ("groups.layers", 2)])
-        'groups.1.layers.2.w'
-    """
-    parts = name.split(".")
-    for home, n in reversed(numbers):
-        parts.insert(home.count(".") + 1 if home else 0, str(n))
-    return ".".join(parts)
-
-
-def layer_path(home: str, numbers: Sequence[tuple[str, int]]) -> str:
-    """Return the path of one layer of a scan inside others.
-
-    Example:
-        >>> layer_path("groups.layers", [("groups", 1), ("groups.layers", 2)]), layer_path("", [("", 2)])
-        ('groups.1.layers.2', '2')
-    """
-    return with_layer_numbers(f"{home}.", numbers).strip(".") if home else ".".join(str(n) for _, n in numbers)
-
-
 def walk_jaxpr(
     closed: Any, names: Sequence[str | None], places: Places
 ) -> tuple[FlatProgram, dict[str, tuple[str, tuple[int, ...]]]]:
@@ -380,16 +383,9 @@ def walk_jaxpr(
     made.find_layers(jaxpr, {variable: (at, 0) for at, variable in enumerate(jaxpr.invars)})
     refs = [made.new() if name is None else made.parameter(at) for at, name in enumerate(names)]
     inputs = tuple(ref for ref, name in zip(refs, names, strict=True) if name is None)
+    made.external.update(inputs)
     outputs = made.jaxpr(jaxpr, closed.consts, refs, Where())
     outputs = [made._whole(ref, Where()) for ref in outputs]
-    if made.unread:
-        named = [f"{name} ({line})" if line else name for name, line in [*made.unread.items()][:_MOST_NAMED]]
-        more = len(made.unread) - len(named)
-        raise ModelError(
-            Message(
-                "frontends.unread", names=", ".join(named) + (f" (+{more})" if more else ""), version=jax().__version__
-            ),
-            hint=Message("frontends.hint.unread"),
-        )
+    refuse_unread(made.unread, "JAX", jax().__version__, Message("frontends.hint.unread"))
     program = FlatProgram(inputs, made.parameters, made.constants, tuple(made.steps), tuple(outputs))
     return program, made.origins

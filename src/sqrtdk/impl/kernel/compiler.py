@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 
 from sqrtdk.errors import UnsupportedError
@@ -69,7 +70,7 @@ def run_program(words: list[str], limit_s: float, name: str, hint: str) -> tuple
         variables = os.environ | {"LC_ALL": "C"}
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": stderr}
         try:
-            process = subprocess.Popen(words, env=variables, process_group=0, **streams)  # type: ignore[call-overload]
+            process = subprocess.Popen(words, env=variables, start_new_session=True, **streams)  # type: ignore[call-overload]
         except OSError as error:
             raise UnsupportedError(f"{name} can't be started: {error.strerror or error}", hint=hint) from error
         try:
@@ -101,6 +102,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill the process and its children, unless it has ended."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            if sys.platform == "win32":
+                process.kill()
+            else:
+                os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(ENDED_S)

@@ -169,7 +169,7 @@ def why_untrusted(path: Path) -> str | None:
         OSError: It can't be examined.
     """
     status = path.stat()
-    if status.st_uid not in (0, os.geteuid()):
+    if sys.platform != "win32" and status.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to another user, {status.st_uid}"
     if status.st_mode & stat.S_IWOTH:
         return f"everyone can write {path}"
@@ -198,8 +198,7 @@ def why_refused(path: Path) -> str | None:
 
 
 def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def _age(path: Path) -> float:

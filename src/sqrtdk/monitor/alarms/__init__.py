@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from sqrtdk.audit.records import SEVERITIES
 from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message
+from sqrtdk.monitor.alarms.gradient import gradient_alarm
 from sqrtdk.monitor.alarms.logits import bf16_offset, fp16_range, growth, max_logit_alarms
 from sqrtdk.monitor.alarms.lost import ledger_alarms, lost, unmeasured_alarms
 from sqrtdk.monitor.alarms.nonfinite import nonfinite_alarm
@@ -25,6 +26,7 @@ Key = tuple[object, ...]
 _NUMBER_IN_ALARM = re.compile(
     r"(?<![\w.])\d+(?![\w.:])"
 )  # in a reason, not in a site or a rank: "0: 3 passes were left out"
+_ANY_NUMBER = re.compile(r"\d[\d.,e+-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,8 @@ class Rule:
 
     Attributes:
         judge: yields the alarms that hold for the newest sample, given the samples before it.
-        once: scope in which an alarm is shown once per level: "model", "attention", "head" or "reason" (attention and
-            text).
+        once: scope in which an alarm is shown once per level: "model", "attention", "head", "reason" (attention and
+            text) or "mistake" (attention and what is wrong, whatever its size and rows).
     """
 
     judge: Judge
@@ -43,6 +45,7 @@ class Rule:
 
 ALARM_RULES: Mapping[str, Rule] = {
     "nonfinite": Rule(nonfinite_alarm, "model"),
+    "gradient": Rule(gradient_alarm, "mistake"),
     "lost": Rule(lost, "attention"),
     "update": Rule(update_alarm, "model"),
     "layer_logits": Rule(layer_logits_alarm, "attention"),
@@ -136,5 +139,16 @@ def _key(alarm: Alarm) -> Key:
     once = "head" if rule is None else rule.once
     if once == "model":
         return (alarm.name,)
-    last = {"head": (alarm.head,), "reason": (_NUMBER_IN_ALARM.sub("#", alarm.text),)}
+    last = {
+        "head": (alarm.head,),
+        "reason": (_NUMBER_IN_ALARM.sub("#", alarm.text),),
+        "mistake": (_mistake(alarm.text),),
+    }
     return (alarm.name, alarm.site, alarm.index, *last.get(once, ()))
+
+
+def _mistake(text: str) -> str:
+    """Return what is wrong, without numbers, and without where and how often."""
+    while isinstance(text, Message) and isinstance(what := text.values.get("what"), str):
+        text = what
+    return _ANY_NUMBER.sub("#", text)

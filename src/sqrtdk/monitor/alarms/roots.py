@@ -34,8 +34,8 @@ def layer_logits_alarm(before: Sequence[StepSample], now: StepSample) -> Iterato
 
     Example:
         >>> calls = [CallSample(f"h.{i}", 0, 1, {"std_logit": [std]}, 1.0, "") for i, std in enumerate((0.2, 60, 0.3))]
-        >>> [str(alarm.text) for alarm in layer_logits_alarm((), StepSample(1, tuple(calls)))]
-        ['h.1: its logits deviate by 60 within a row at step 1, 200 times as much as those of the attentions beside it']
+        >>> print(*(alarm.text for alarm in layer_logits_alarm((), StepSample(1, tuple(calls)))))
+        the logits of h.1 are 200 times its neighbours' at step 1 (standard deviation within a row: 60)
     """
     if any(sample.calls for sample in before):
         return
@@ -45,9 +45,8 @@ def layer_logits_alarm(before: Sequence[StepSample], now: StepSample) -> Iterato
         if not beside or size <= LARGEST_RATIO * max(beside):
             continue
         ratio = size / max(beside)
-        text = Message(
-            "alarms.layer_logits.unlike", call=call.name, value=f"{size:.3g}", step=now.step, times=f"{ratio:.3g}"
-        )
+        times = f"{float(f'{ratio:.3g}'):g}"  # 3900, where three digits alone are 3.9e+03
+        text = Message("alarms.layer_logits.unlike", call=call.name, value=f"{size:.3g}", step=now.step, times=times)
         source = Message("alarms.source.layers")
         yield Alarm("layer_logits", "warn", now.step, text, source, call.site, call.index, None, ratio, LARGEST_RATIO)
 

@@ -222,7 +222,7 @@ def _checked(options: LoadOptions, rows: int | None) -> tuple[dict[str, Any], di
     for name, read in (("text", read_text), ("input_file", read_tensors)):
         if plain[name] is not None:
             read(plain[name])  # fail now, or each checkpoint would report the same broken file
-            path = Path(plain[name]).expanduser().absolute()
+            path = Path(os.path.expanduser(plain[name])).absolute()
             plain[name] = str(path)
             settings[name] = [str(path), _hash_of(path)]
     return {"options": plain, "rows": rows}, settings

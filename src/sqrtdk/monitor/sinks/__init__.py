@@ -94,7 +94,7 @@ def sink_of(sink: AnySink, run: str | None = None) -> Sink:
     if isinstance(sink, Sink):
         return sink
     if callable(sink):
-        return Function(sink)
+        return FunctionSink(sink)
     raise InvalidTypeError(
         f"a sink is a name, a function, or an object with write, alarm and close; got {type(sink).__name__}",
         hint='Pass sinks=["tensorboard:runs/tb"].',
@@ -181,7 +181,7 @@ def _rank() -> int:
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
-class Function:
+class FunctionSink:
     """Calls `function(step, metrics)` at each sampled step; for alarms, use the watch's `on_alarm`.
 
     Args:

@@ -26,8 +26,8 @@ def to_json(report: CheckReport) -> str:
     Returns:
         A document with the keys `schema_version`, `tool`, `environment`, `command`, `seed`, `model`, `mode`,
         `kv_bytes_per_token`, `calls`, `not_attention`, `not_measured`, `findings`, `laws`, `sources`, `fail_on` and
-        `exit_code`. A report with the forecast of a quantised cache also has `kv_cache`, and one with those of all
-        formats `kv_formats`.
+        `exit_code`. A report with the forecast of a quantised cache also has `kv_cache`, one with those of all
+        formats `kv_formats`, and one of several ranks `ranks`.
 
     Example:
         >>> import json
@@ -44,24 +44,28 @@ def to_document(report: CheckReport) -> dict[str, Any]:
 
     It may hold NaN, infinities and records. Its fields are those of `docs/check.schema.json`.
     """
-    return {
-        "schema_version": report.schema_version,
-        "tool": report.tool,
-        "environment": report.environment,
-        "command": report.command,
-        "seed": report.seed,
-        "model": {"id": report.model.id, "class": report.model.cls, "parameters": report.model.parameters},
-        "mode": report.mode,
-        "kv_bytes_per_token": report.kv_bytes_per_token,
-        "calls": [_call(judged) for judged in report.calls],
-        "not_attention": [reasoned(entry) for entry in report.not_attention],
-        "not_measured": [reasoned(entry) for entry in report.not_measured],
-        "findings": [record_fields(finding) | fields(finding.message) for finding in report.findings],
-        "laws": [reasoned(answer, _LISTED) for answer in report.laws],
-        "sources": [record_fields(item) for item in report.sources],
-        "fail_on": report.fail_on,
-        "exit_code": report.exit_code,
-    } | _forecasts(report)
+    return (
+        {
+            "schema_version": report.schema_version,
+            "tool": report.tool,
+            "environment": report.environment,
+            "command": report.command,
+            "seed": report.seed,
+            "model": {"id": report.model.id, "class": report.model.cls, "parameters": report.model.parameters},
+            "mode": report.mode,
+            "kv_bytes_per_token": report.kv_bytes_per_token,
+            "calls": [_call(judged) for judged in report.calls],
+            "not_attention": [reasoned(entry) for entry in report.not_attention],
+            "not_measured": [reasoned(entry) for entry in report.not_measured],
+            "findings": [record_fields(finding) | fields(finding.message) for finding in report.findings],
+            "laws": [reasoned(answer, _LISTED) for answer in report.laws],
+            "sources": [record_fields(item) for item in report.sources],
+            "fail_on": report.fail_on,
+            "exit_code": report.exit_code,
+        }
+        | _forecasts(report)
+        | ({} if report.ranks is None else {"ranks": record_fields(report.ranks)})
+    )
 
 
 def _call(judged: JudgedCall) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
@@ -29,15 +29,16 @@ class _Case:
     skipped: str = "not judged"
 
 
-def to_junit(report: CheckReport) -> str:
-    """Draw the report as JUnit XML, one suite with one case for each attention and one for each answer of a law.
+def to_junit(*reports: CheckReport, not_checked: Mapping[str, str] | None = None) -> str:
+    """Draw reports as JUnit XML, a suite each, with one case for each attention and one for each answer of a law.
 
     A finding at `fail_on` or above is a failure of each call at its site. An attention that could not be judged is
     skipped, with the reason; with `fail_on` "unmeasured" it fails. A law that was not asked is skipped. Findings that
     belong to no call get cases of their own, so that the suite fails if and only if the exit code is 1.
 
     Args:
-        report: what `sqrtdk.check` returned.
+        reports: what `sqrtdk.check` returned, for one model or several.
+        not_checked: names of models without a report -> why; each has a suite with one case, which is an error.
 
     Returns:
         An XML document that ends with a newline.
@@ -47,25 +48,41 @@ def to_junit(report: CheckReport) -> str:
         >>> print(to_junit(CheckReport(ModelInfo("demo", "Decoder", 1), "static", (), (), (), ())).split("\\n")[1])
         <testsuites name="sqrtdk" tests="0" failures="0" errors="0" skipped="0" time="0">
     """
-    cases = [*_of_calls(report), *_of_laws(report), *_of_the_rest(report)]
-    elements = [_case(report, case) for case in cases]
-    counts = {
-        "tests": str(len(elements)),
-        "failures": str(sum(element.find("failure") is not None for element in elements)),
-        "errors": "0",
-        "skipped": str(sum(element.find("skipped") is not None for element in elements)),
-        "time": "0",
-    }
-    suites = Element("testsuites", {"name": "sqrtdk", **counts})
-    suite = ElementTree.SubElement(suites, "testsuite", {"name": plain(report.model.id), **counts})
+    suites = [*map(_suite, reports), *(_error(name, why) for name, why in (not_checked or {}).items())]
+    cases = [case for suite in suites for case in suite.iter("testcase")]
+    every = Element("testsuites", {"name": "sqrtdk", **_counts(cases)})
+    every.extend(suites)
+    ElementTree.indent(every)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(every, encoding="unicode") + "\n"
+
+
+def _counts(cases: Sequence[Element]) -> dict[str, str]:
+    """Return the attributes of a suite that count its cases."""
+    kinds = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    with_child = {name: str(sum(case.find(child) is not None for case in cases)) for name, child in kinds.items()}
+    return {"tests": str(len(cases)), **with_child, "time": "0"}
+
+
+def _suite(report: CheckReport) -> Element:
+    """Return the suite of one model."""
+    cases = [_case(report, case) for case in (*_of_calls(report), *_of_laws(report), *_of_the_rest(report))]
+    suite = Element("testsuite", {"name": plain(report.model.id), **_counts(cases)})
     properties = ElementTree.SubElement(suite, "properties")
     notes = "; ".join(str(note) for note in report.environment.get("notes") or ())
     about_run = {"class": report.model.cls, "mode": report.mode, "seed": str(report.seed), "fail_on": report.fail_on}
     for name, value in (about_run | ({"notes": notes} if notes else {})).items():
         ElementTree.SubElement(properties, "property", {"name": name, "value": plain(value)})
-    suite.extend(elements)
-    ElementTree.indent(suites)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suites, encoding="unicode") + "\n"
+    suite.extend(cases)
+    return suite
+
+
+def _error(name: str, why: str) -> Element:
+    """Return the suite of a model that was not checked."""
+    case = Element("testcase", {"classname": plain(name), "name": "not checked", "time": "0"})
+    ElementTree.SubElement(case, "error", {"message": plain(why)})
+    suite = Element("testsuite", {"name": plain(name), **_counts([case])})
+    suite.append(case)
+    return suite
 
 
 def _of_calls(report: CheckReport) -> Iterable[_Case]:

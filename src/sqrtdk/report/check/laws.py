@@ -9,13 +9,14 @@ from typing import Any
 
 from sqrtdk._sites import range_list
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
-from sqrtdk.messages import Message, joined, named
+from sqrtdk.messages import Message, id_of, joined, named
 from sqrtdk.report.console import FINDING_STYLES, TableColumn
 from sqrtdk.report.printer import Printer
 
 MOST_SQUARES = 64  # squares of a picture; with more positions, several share a square
 LAW_STATES = {KEPT: "laws.states.kept", BROKEN: "laws.states.broken", NOT_ASKED: "laws.states.not_asked"}
 _LAW_STYLES = {KEPT: "green", NOT_ASKED: "dim"} | FINDING_STYLES
+_PLAIN_WORDS = {"laws.place.about.split": "laws.page.heads_split", "laws.place.about.merge": "laws.page.heads_merged"}
 _SQUARE_MARKS = {True: "#", False: "."}
 
 
@@ -24,12 +25,14 @@ class ShownLaw:
     """One line of the table of laws: a broken law, all laws that hold, or all that were not asked for one reason.
 
     Attributes:
-        laws: Identifiers of the laws.
+        laws: Identifiers of the laws, each once.
         answer: The answer that the line shows, which is true of all of them.
+        abouts: For each law, what it was asked about, if it has several answers: ("dynamic", "static").
     """
 
     laws: tuple[str, ...]
     answer: LawAnswer
+    abouts: tuple[tuple[str, ...], ...] = ()
 
     @property
     def severity(self) -> str | None:
@@ -38,27 +41,52 @@ class ShownLaw:
 
 
 def law_rows(answers: Sequence[LawAnswer]) -> tuple[ShownLaw, ...]:
-    """Fold the answers into rows: broken laws first, laws that were not asked last.
+    """Fold the answers into rows: broken laws first, then one row of those that hold, then a row for each reason.
 
-    A law that answered for several inputs keeps a row for each input.
+    A law stands once in a row, with what it was asked about behind it if it has several answers.
 
     Example:
-        >>> kept = [LawAnswer("finite", "", KEPT), LawAnswer("causal", "input_ids", KEPT)]
-        >>> law_rows([*kept, LawAnswer("padding", "", NOT_ASKED, "no input is a mask")])[0].laws
-        ('finite', 'causal')
+        >>> kept = [LawAnswer("finite", "", KEPT), *(LawAnswer("cache", kind, KEPT) for kind in ("dynamic", "static"))]
+        >>> row, _ = law_rows([*kept, LawAnswer("padding", "", NOT_ASKED, "no input is a mask")])
+        >>> row.laws, row.abouts
+        (('finite', 'cache'), ((), ('dynamic', 'static')))
     """
     times = Counter(answer.law for answer in answers)
     groups: dict[tuple[str, ...], list[LawAnswer]] = {}  # keys hold all that the members of a row share
     for place, answer in enumerate(answers):
-        about = answer.about if times[answer.law] > 1 else ""  # of a single input the name says nothing
         alone = str(place) if answer.state == BROKEN else ""  # a key of its own: broken laws are never folded
-        groups.setdefault((answer.state, answer.reason, about, alone), []).append(answer)
+        groups.setdefault((answer.state, answer.reason, alone), []).append(answer)
     rows = []
-    for (state, reason, about, _), members in groups.items():
-        first = members[0] if state == BROKEN else LawAnswer("", about, state, reason)
-        rows.append(ShownLaw(tuple(dict.fromkeys(answer.law for answer in members)), first))
+    for (state, reason, _), members in groups.items():
+        abouts: dict[str, list[str]] = {}
+        for answer in members:  # of a single input the name says nothing
+            abouts.setdefault(answer.law, []).extend([answer.about] if answer.about and times[answer.law] > 1 else [])
+        if state == BROKEN:
+            rows.append(ShownLaw(tuple(abouts), members[0]))
+        else:
+            rows.append(ShownLaw(tuple(abouts), LawAnswer("", "", state, reason), tuple(map(tuple, abouts.values()))))
     order = (BROKEN, KEPT, NOT_ASKED)
     return tuple(sorted(rows, key=lambda row: order.index(row.answer.state)))
+
+
+def not_asked(rows: Sequence[ShownLaw]) -> Message | None:
+    """Return one line that counts and names the laws that were not asked; None if all were.
+
+    Example:
+        >>> str(not_asked(law_rows([LawAnswer("padding", "", NOT_ASKED, "no input is a mask")])))
+        '1 not asked: padding'
+    """
+    asked = {law for row in rows if row.answer.state != NOT_ASKED for law in row.laws}
+    left = [row for row in rows if row.answer.state == NOT_ASKED]
+    whole = list(dict.fromkeys(named_law(law) for row in left for law in row.laws if law not in asked))
+    part = [name for row in left for law, name in zip(row.laws, law_names(row), strict=True) if law in asked]
+    text = Message("laws.page.folded", count=len(whole), laws=joined(whole, "comma")) if whole else None
+    if not part:
+        return text
+    names = joined(part, "comma")
+    return (
+        Message("laws.page.in_part", laws=names) if text is None else Message("laws.page.also", text=text, laws=names)
+    )
 
 
 def picture(moved: Sequence[bool], most: int = MOST_SQUARES) -> tuple[bool, ...]:
@@ -92,9 +120,26 @@ def named_law(law: str) -> str:
     return named("laws.names", law)
 
 
+def law_names(row: ShownLaw) -> list[str]:
+    """Return the names of the laws of a row, each with what it was asked about: "cache (dynamic, static)"."""
+    abouts = row.abouts or ((),) * len(row.laws)
+    return [
+        Message("joins.brackets", first=named_law(law), second=joined([in_plain_words(one) for one in about], "comma"))
+        if about
+        else named_law(law)
+        for law, about in zip(row.laws, abouts, strict=True)
+    ]
+
+
+def in_plain_words(about: str) -> str:
+    """Return what a law was asked about in plain words, as "heads split" for the half "split" of `place`."""
+    id = id_of(about)
+    return Message(_PLAIN_WORDS[id]) if id in _PLAIN_WORDS else about
+
+
 def listed_laws(row: ShownLaw) -> str:
     """Return the names of the laws of a row as one sentence, as "causal, padding"."""
-    return joined([named_law(law) for law in row.laws], "comma")
+    return joined(law_names(row), "comma")
 
 
 def answer_in_words(row: ShownLaw) -> str:
@@ -121,16 +166,17 @@ def what_of(row: ShownLaw, *, message: bool = False) -> str:
     if message:
         return answer.reason
     if answer.site and answer.about:
-        return Message("laws.page.first_in", about=answer.about, site=answer.site)
-    return answer.site or answer.about  # a law that changes no input has a place alone
+        return Message("laws.page.first_in", about=in_plain_words(answer.about), site=answer.site)
+    return answer.site or in_plain_words(answer.about)  # a law that changes no input has a place alone
 
 
-def draw_laws(printer: Printer, answers: Sequence[LawAnswer]) -> None:
+def draw_laws(printer: Printer, answers: Sequence[LawAnswer], reasons: bool = False) -> None:
     """Print the table of laws, and a picture of the moved positions for each broken law.
 
     Args:
         printer: Where to print, and in which language.
         answers: Answers of the laws; if there are none, nothing is printed.
+        reasons: Whether each reason for not asking has a line; else one line names the laws that were not asked.
     """
     if not answers:
         return
@@ -145,8 +191,12 @@ def draw_laws(printer: Printer, answers: Sequence[LawAnswer]) -> None:
             what_of(row),
         )
         for row in rows
+        if reasons or row.answer.state != NOT_ASKED
     ]
-    printer.table(columns, cells, indent=2)
+    if cells:
+        printer.table(columns, cells, indent=2)
+    if not reasons and (folded := not_asked(rows)):
+        printer.paragraph(joined([folded, Message("laws.page.why")]), 2, "dim")
     for row in rows:
         if row.answer.state == BROKEN and row.answer.moved:
             most = min(MOST_SQUARES, printer.console.width - 6)
@@ -192,5 +242,16 @@ def law_tone(row: ShownLaw) -> str:
 
 LAW_FUNCTIONS: dict[str, Any] = {  # what the page's section on laws calls
     function.__name__: function
-    for function in (answer_in_words, caption, counts, law_rows, law_tone, named_law, picture, what_of)
+    for function in (
+        answer_in_words,
+        caption,
+        counts,
+        in_plain_words,
+        law_names,
+        law_rows,
+        law_tone,
+        not_asked,
+        picture,
+        what_of,
+    )
 }

@@ -52,7 +52,7 @@ def to_markdown(report: CheckReport, language: Language = "en") -> str:
         ### Attention of <code>a&#124;b</code>: passed
     """
     speaker = Speaker(language)
-    return fitted(_parts(report, speaker), speaker)
+    return fitted(parts_of_report(report, speaker), speaker)
 
 
 def fitted(parts: Iterable[str], speaker: Speaker) -> str:
@@ -129,24 +129,30 @@ def details(title: str, lines: Iterable[str]) -> str:
     return "\n".join((f"<details><summary>{title}</summary>\n", *lines, "\n</details>\n"))
 
 
-def _parts(report: CheckReport, speaker: Speaker) -> Iterator[str]:
-    """Yield the parts of the comment, the most important first; `fitted` drops those that exceed GitHub's limit."""
+def parts_of_report(report: CheckReport, speaker: Speaker, heading: str = "###") -> Iterator[str]:
+    """Yield the parts of the comment, the most important first; `fitted` drops those that exceed GitHub's limit.
+
+    Args:
+        report: What `sqrtdk.check` returned.
+        speaker: Speaks the sentences.
+        heading: Mark of the heading's level.
+    """
     # the first line is all that a mail or a phone shows of the comment
     outcome = Message(f"terminal.outcome.{report.outcome}")
-    yield f"### {speaker.word('terminal.comment.title', model=markdown_code(report.model.id), outcome=outcome)}\n"
+    yield f"{heading} {speaker.word('terminal.comment.title', model=markdown_code(report.model.id), outcome=outcome)}\n"
     yield markdown_text(summary_line(report, speaker.language), 1000) + "\n"
     if report.calls:
         yield _ledger(report, speaker)
     folded = fold_findings(report.findings)
     failing = [entry for entry in folded if any(map(report.fails, entry.findings))]
     for entry in failing[:_MOST_OPEN]:
-        yield _finding(entry, speaker)
+        yield finding_line(entry, speaker)
     rest = [*failing[_MOST_OPEN:], *(entry for entry in folded if entry not in failing)]
     if rest:
         yield ""
         id = "terminal.comment.more_findings" if failing else "terminal.findings"
         # folded away: a comment that is too long is not read at all
-        yield details(speaker.word(id, count=f"{len(rest):,}"), (_finding(entry, speaker) for entry in rest[:40]))
+        yield details(speaker.word(id, count=f"{len(rest):,}"), (finding_line(entry, speaker) for entry in rest[:40]))
     if report.laws:
         yield ""
         counts = speaker.bracketed(laws.counts(report.laws))
@@ -176,7 +182,8 @@ def _row(fold: Fold, speaker: Speaker) -> list[str]:
     return [sites, markdown_code(judged.call.formula, 240), format_ratio(judged.call.scale.ratio), verdict, health]
 
 
-def _finding(entry: FoldedFinding, speaker: Speaker) -> str:
+def finding_line(entry: FoldedFinding, speaker: Speaker) -> str:
+    """Return a folded finding as an item of a list: severity, sites, message and fix."""
     first = entry.first
     sites = markdown_code(entry.site or ROOT_NAME)
     if entry.several is not None:

@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -39,15 +39,17 @@ _MOST_RELATED = 9
 _NUMBER_IN_TEXT = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 
 
-def to_sarif(report: CheckReport) -> str:
-    """Draw the report as a SARIF 2.1.0 log with one run.
+def to_sarif(*reports: CheckReport, not_checked: Mapping[str, str] | None = None) -> str:
+    """Draw reports as a SARIF 2.1.0 log with one run for each.
 
     Severity note becomes level note, warn becomes warning, fail and critical become error. A site that could not be
     looked at and has no finding gets a result of kind "open". Fingerprints contain neither line numbers nor measured
     values, so that they stay the same while code moves.
 
     Args:
-        report: what `sqrtdk.check` returned.
+        reports: what `sqrtdk.check` returned, for one model or several.
+        not_checked: names of models without a report -> why. They share a run of their own, without results: a run of
+            a model that was not checked would close its alerts in code scanning.
 
     Returns:
         A JSON document that ends with a newline.
@@ -58,7 +60,37 @@ def to_sarif(report: CheckReport) -> str:
         >>> log["version"], log["runs"][0]["results"]
         ('2.1.0', [])
     """
-    return json_document({"$schema": SCHEMA, "version": "2.1.0", "runs": [_run(report)]})
+    runs = list(map(_run, reports))
+    ids: Counter[str] = Counter()
+    for run in runs:  # "a/b" and "a-b" have the same id, and code scanning takes one run of an id
+        id = run["automationDetails"]["id"]
+        ids[id] += 1
+        if ids[id] > 1:
+            run["automationDetails"]["id"] = f"{id.rstrip('/')}-{ids[id]}/"
+    if not_checked:
+        runs.append(_run_of_the_others(not_checked))
+    return json_document({"$schema": SCHEMA, "version": "2.1.0", "runs": runs})
+
+
+def _run_of_the_others(not_checked: Mapping[str, str]) -> dict[str, Any]:
+    """Return the run that says which models were not checked, and why."""
+    notifications = [
+        {"level": "error", "message": {"text": _message(f"{name}: {why}")}} for name, why in not_checked.items()
+    ]
+    return {
+        "tool": {"driver": _driver([])},
+        "automationDetails": {"id": "sqrtdk/not-checked/"},
+        "invocations": [
+            {"executionSuccessful": False, "exitCode": 2, "toolExecutionNotifications": notifications},
+        ],
+        "columnKind": "unicodeCodePoints",
+        "results": [],
+    }
+
+
+def _driver(ids: Iterable[str]) -> dict[str, Any]:
+    version = importlib.metadata.version("sqrtdk")
+    return {"name": "sqrtdk", "semanticVersion": version, "rules": [_rule(name) for name in ids]}
 
 
 def _run(report: CheckReport) -> dict[str, Any]:
@@ -72,13 +104,7 @@ def _run(report: CheckReport) -> dict[str, Any]:
     ]
     _number_fingerprints(results)
     return {
-        "tool": {
-            "driver": {
-                "name": "sqrtdk",
-                "semanticVersion": importlib.metadata.version("sqrtdk"),
-                "rules": [_rule(name) for name in ids],
-            }
-        },
+        "tool": {"driver": _driver(ids)},
         # code scanning replaces earlier results of the same id, so each model has its own
         "automationDetails": {"id": f"sqrtdk/{re.sub(r'[^A-Za-z0-9._-]+', '-', report.model.id)[:120]}/"},
         "invocations": [{"executionSuccessful": True, "exitCode": report.exit_code}],

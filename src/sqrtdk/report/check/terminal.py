@@ -44,7 +44,9 @@ _MOST_FINDINGS = 40
 _LONGEST_HEADLINE = 400  # characters; its site names are untrusted and may be long
 
 
-def to_text(report: CheckReport, *, width: int = 80, color: bool = False, language: Language = "en") -> str:
+def to_text(
+    report: CheckReport, *, width: int = 80, color: bool = False, language: Language = "en", reasons: bool = False
+) -> str:
     """Draw the report as text of at most `width` columns.
 
     Equal layers are folded. If a site, its formula and its figures do not fit on one line, site and formula get a line
@@ -55,6 +57,7 @@ def to_text(report: CheckReport, *, width: int = 80, color: bool = False, langua
         width: in columns, at least 40.
         color: whether to write ANSI colours.
         language: "en" or "zh"; names, formulas and sources stay English.
+        reasons: whether it says why each law that was not asked was not.
 
     Returns:
         The text, ending with a newline.
@@ -74,7 +77,7 @@ def to_text(report: CheckReport, *, width: int = 80, color: bool = False, langua
     def draw(printer: Printer) -> None:
         _head(printer, report)
         _calls(printer, report)
-        draw_laws(printer, report.laws)
+        draw_laws(printer, report.laws, reasons)
         draw_cache(printer, report.kv_cache)
         draw_formats(printer, report.kv_formats)
         _findings(printer, report)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sqrtdk._sites import common_label, fold, site_name, site_shape
+from sqrtdk.compare.fixes import fix_of
 from sqrtdk.compare.inside.suspect import NO_VALUE
 from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, PairDiff, StageDiff, cause_word
-from sqrtdk.compare.words import excess, largest_pair, shown_causes
+from sqrtdk.compare.words import excess, largest_pair, numbers_masked, shown_causes, site_list, site_text
 from sqrtdk.messages import Message, Text, said, text_of_value
 from sqrtdk.report.figures import format_number
 
@@ -54,14 +55,68 @@ class PairFold:
         return self.site_a if self.site_a == self.site_b else f"{self.site_a} = {self.site_b}"
 
 
-def fold_pairs(pairs: Iterable[PairDiff]) -> tuple[PairFold, ...]:
+@dataclass(frozen=True, slots=True)
+class ChangeInB:
+    """What to change in B for one cause.
+
+    Attributes:
+        fix: What to change.
+        cause: Name of the cause.
+        at: Its line in B, or None.
+        sites: Where in B, folded: "layers.0-3.attn"; "" for a module outside the attentions.
+    """
+
+    fix: str
+    cause: str
+    at: str | None
+    sites: str
+
+
+def changes_in_b(report: DiffReport) -> tuple[ChangeInB, ...]:
+    """Return what to change in B, once for each cause: those in the attentions first, then those outside them.
+
+    Fixes that differ in numbers alone, as of layers with scales of their own, are one, which says so.
+    """
+    first: dict[tuple[str, str | None, str], tuple[Cause, str]] = {}
+    where: dict[tuple[str, str | None, str], list[str]] = {}
+    fixes: dict[tuple[str, str | None, str], set[str]] = {}
+    for pair in report.pairs:
+        if outcome(pair) != DIFFERS:  # what follows from another difference goes away with that one
+            continue
+        for cause in shown_causes(pair.causes):
+            if (fix := fix_of(cause)) is not None:
+                line = None if (cause.at_b or "").startswith("<") else cause.at_b  # a graph has a node in each layer
+                key = cause.name, line, numbers_masked(fix)
+                first.setdefault(key, (cause, fix))
+                where.setdefault(key, []).append(site_text(pair.site_b, pair.index_b))
+                fixes.setdefault(key, set()).add(str(fix))
+    changes = [
+        ChangeInB(
+            Message("paragraphs.caused.of_first", text=fix) if len(fixes[key]) > 1 else fix,
+            cause.name, cause.at_b, site_list(dict.fromkeys(where[key])),
+        )
+        for key, (cause, fix) in first.items()
+    ]  # fmt: skip
+    outside = (ChangeInB(one.fix, one.name, one.at_b, "") for one in report.module_causes if one.fix)
+    return (*changes, *outside)
+
+
+def fold_pairs(pairs: Iterable[PairDiff], numbers: bool = True) -> tuple[PairFold, ...]:
     """Fold pairs that agree in all that a line shows and whose sites differ in one integer, the number of the layer.
+
+    Args:
+        pairs: In the order of A.
+        numbers: Whether pairs of one fold have the same numbers; if not, a line shows ranges, and no formulas.
 
     Returns:
         Folds in the order of their first pair. A pair like no other is a fold of its own.
     """
 
     def shown(pair: PairDiff) -> object:
+        if not numbers:
+            causes: tuple[object, ...] = tuple(numbers_masked(change(one).en) for one in shown_causes(pair.causes))
+            how = (pair.same, pair.first_stage, pair.follows_from, causes, pair.reason)
+            return (*how, pair.index_a, pair.index_b, site_shape(pair.site_b))
         # as shown, so that layers fold whose values differ only behind the digits that are printed
         causes = tuple(map(change, shown_causes(pair.causes)))
         how = (pair.same, pair.first_stage, pair.follows_from, causes, pair.reason)
@@ -122,6 +177,25 @@ def change(cause: Cause) -> Text:
     # a full-width bracket brings its own space
     gaps = ["" if words.endswith("）") else " " for words in (name.en, name.zh)]
     return Text(f"{name.en}{gaps[0]}{values.en}", f"{name.zh}{gaps[1]}{values.zh}")
+
+
+def change_of_all(causes: Sequence[Cause]) -> Text:
+    """Return causes of one kind in a few characters, with the range of each side's values.
+
+    Example:
+        >>> change_of_all([Cause("scale", 0.25, b, 1.0, "", "scale") for b in (0.5, 0.125)]).en
+        'scale 0.25 -> 0.125 to 0.5'
+    """
+    if len(set(map(change, causes))) == 1 or not all(isinstance(one.a, float) for one in causes):
+        return change(causes[0])
+    sides = []
+    for values in ([one.a for one in causes], [one.b for one in causes]):
+        known = [value for value in values if isinstance(value, float)]
+        words = [value_in_words(value) for value in dict.fromkeys((min(known), max(known)))] if known else []
+        each = [" to ".join(word.en for word in words), " 至 ".join(word.zh for word in words)]
+        sides.append(Text(*each) if len(known) == len(values) else value_in_words(values[0]))
+    name, (a, b) = cause_name(causes[0].name), sides
+    return Text(f"{name.en} {a.en} -> {b.en}", f"{name.zh}{a.zh} -> {b.zh}")
 
 
 def cause_name(name: str) -> Text:

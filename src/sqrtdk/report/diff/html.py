@@ -25,6 +25,7 @@ from sqrtdk.report.diff.fold import (
     OUTCOMES_IN_ORDER,
     STAGE_MARKS,
     cause_name,
+    changes_in_b,
     fold_pairs,
     has_short_values,
     has_words,
@@ -66,14 +67,16 @@ def to_html(report: DiffReport, language: Choice = "auto") -> str:
     folds = fold_pairs(report.pairs)
     outcomes = Counter(map(outcome, report.pairs))
     causes = Counter(cause.name for pair in report.pairs for cause in pair.causes)
+    faults = () if report.backward is None else report.backward.faults
     result, tone = verdict(report)
     context = {
         "report": report,
         "payload": Markup(page.script_json(diff_page_data(folds))),
         "folds": folds,
+        "changes": changes_in_b(report),
         "outcomes": [(name, outcomes[name]) for name in OUTCOMES_IN_ORDER],
         "causes": causes.most_common(),
-        "named_causes": len(set(causes) - {UNKNOWN_CAUSE}),
+        "named_causes": len(set(causes) - {UNKNOWN_CAUSE}) + len({fault.text for fault in faults}),
         "result": (result_word(result), tone),
         "chinese": [said(paragraph, "zh") for paragraph in report.paragraphs],
         "unjudged": [pair for pair in report.pairs if pair.same is None],

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from sqrtdk._json import json_document
+from sqrtdk.compare.backward.records import BackwardDiff
 from sqrtdk.compare.fixes import fix_of
 from sqrtdk.compare.records import DiffReport, OutputDiff, PairDiff
 from sqrtdk.messages import fields
 from sqrtdk.report.json_values import reasoned, record_fields, tool
 
 SCHEMA_VERSION = 1
-_DRAWN = ("scatter", "mends", "codes", "lacks")  # points, which only the HTML page holds; what `fix` says
+_DRAWN = ("scatter", "mends", "codes", "lacks", "written")  # points, which only the HTML page holds; what `fix` says
 
 
 def to_json(report: DiffReport) -> str:
@@ -26,7 +27,8 @@ def to_json(report: DiffReport) -> str:
     Returns:
         A document with the keys `schema_version`, `tool`, `environment`, `command`, `seed`, `a`, `b`, `forwards`,
         `same`, `pairs`, `unpaired_a`, `unpaired_b`, `paragraphs`, `paragraph_messages`, `fail_on`, `exit_code`,
-        `outputs`, `first_module`, `outputs_from`, `outputs_missing` and `module_causes`.
+        `outputs`, `first_module`, `outputs_from`, `outputs_missing`, `module_causes`, `weights`, and
+        `backward` if gradients were compared.
 
     Example:
         >>> import json
@@ -58,13 +60,20 @@ def to_json(report: DiffReport) -> str:
             "outputs_from": report.outputs_from,
             "outputs_missing": report.outputs_missing,
             "module_causes": [record_fields(cause) | fields(cause.text) for cause in report.module_causes],
+            "weights": report.weights,
         }
+        | ({} if report.backward is None else {"backward": _backward(report.backward)})
     )
 
 
 def _pair(pair: PairDiff) -> dict[str, Any]:
     causes = [record_fields(cause, _DRAWN) | fields(cause.text) | {"fix": fix_of(cause)} for cause in pair.causes]
     return reasoned(pair, _DRAWN) | {"causes": causes, "stages": [reasoned(stage) for stage in pair.stages]}
+
+
+def _backward(found: BackwardDiff) -> dict[str, Any]:
+    faults = [record_fields(fault) | fields(fault.text) for fault in found.faults]
+    return record_fields(found) | {"faults": faults, "same": found.same}
 
 
 def _output(output: OutputDiff) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME
-from sqrtdk.compare.fixes import fixes_of
-from sqrtdk.compare.records import UNKNOWN_CAUSE, DiffReport, PairDiff, SideInfo, Unpaired, kind_word, stage_word
+from sqrtdk.compare.records import UNKNOWN_CAUSE, DiffReport, SideInfo, Unpaired, kind_word, stage_word
 from sqrtdk.compare.words import share_text, short, shown_causes, site_list, site_text
 from sqrtdk.messages import Message
 from sqrtdk.report.console import TONE_STYLES, TableColumn
@@ -22,7 +21,8 @@ from sqrtdk.report.diff.fold import (
     UNJUDGED,
     PairFold,
     cause_name,
-    change,
+    change_of_all,
+    changes_in_b,
     fold_pairs,
     largest_left,
     outcome,
@@ -72,12 +72,12 @@ def to_text(report: DiffReport, *, width: int = 80, color: bool = False, languag
             printer.paragraph(_side(printer, letter, side), most=printer.console.width)
         print_premises(printer, premises(report.environment))
         printer.blank()
-        _pairs(printer, fold_pairs(report.pairs))
         for sentence in report.paragraphs:
             printer.paragraph(sentence)
         if report.paragraphs:
             printer.blank()
         _fixes(printer, report)
+        _pairs(printer, fold_pairs(report.pairs, numbers=False))
         _alone(printer, report)
         printer.paragraph(_summary(printer, report), most=printer.console.width)
 
@@ -95,7 +95,7 @@ def diff_summary_line(report: DiffReport, language: Language = "en") -> str:
 
 
 def _side(printer: Printer, letter: str, side: SideInfo) -> Text:
-    facts = filter(None, (kind_word(side.kind), side.module_class, side.attn, side.dtype, side.device))
+    facts = filter(None, (kind_word(side.kind), side.framework, side.module_class, side.attn, side.dtype, side.device))
     calls = Message("words.attentions", count=f"{side.calls:,}")
     line = Text.assemble((letter, "bold magenta"), "  ", (plain(side.name), "bold"))
     return line.append(f"  {plain(printer.join([*facts, calls]))}", style="dim")
@@ -117,34 +117,35 @@ def _row(printer: Printer, fold: PairFold) -> tuple[Text, ...]:
     return (
         printer.line(fold.site, "bold"),
         printer.line(stage_word(first.first_stage or "-"), OUTCOME_STYLES[how] if how in (DIFFERS, FOLLOWS) else ""),
-        printer.line(_cause(printer, first, how), OUTCOME_STYLES[how]),
+        # the stage is red: a red sentence on each line would be a wall
+        printer.line(_cause(printer, fold, how), "" if how == DIFFERS else OUTCOME_STYLES[how]),
         Text(share_text(worst.explained) if how == DIFFERS else "-"),
         Text(short(largest_left(worst))),
         Text(short(worst.allowed)),
     )
 
 
-def _cause(speaker: Speaker, pair: PairDiff, how: str) -> str:
+def _cause(speaker: Speaker, fold: PairFold, how: str) -> str:
     if how == FOLLOWS:
-        return Message("diff.terminal.follows_from", site=pair.follows_from or ROOT_NAME)
+        return Message("diff.terminal.follows_from", site=fold.first.follows_from or ROOT_NAME)
     if how == DIFFERS:
-        causes = [speaker.said(change(cause)) for cause in shown_causes(pair.causes)]
+        each = zip(*(shown_causes(pair.causes) for pair in fold.pairs), strict=True)
+        causes = [speaker.said(change_of_all(alike)) for alike in each]
         return speaker.join(causes, "semicolon") or speaker.said(cause_name(UNKNOWN_CAUSE))
     return outcome_word(how)
 
 
 def _fixes(printer: Printer, report: DiffReport) -> None:
-    """Print what to change in B, once for each cause of a difference that follows from no other."""
-    # a difference that follows from another goes away with that one
-    own = (pair for pair in report.pairs if outcome(pair) == DIFFERS)
-    fixes = fixes_of(cause for pair in own for cause in shown_causes(pair.causes))
-    if not fixes:
+    """Print what to change in B, once for each cause, with its layers."""
+    changes = changes_in_b(report)
+    if not changes:
         return
     printer.paragraph(Message("diff.terminal.to_change"), style="bold")
-    for fix, cause in [*fixes.items()][:_MOST_FIXES]:
-        name, at = plain(printer.said(cause_name(cause.name))), f"  {plain(cause.at_b)}" if cause.at_b else ""
-        printer.paragraph(Text.assemble((name, "bold red"), (at, "dim"), "  ", plain(printer.said(fix))), 2)
-    printer.more(len(fixes) - _MOST_FIXES)
+    for one in changes[:_MOST_FIXES]:
+        name = plain(printer.said(cause_name(one.cause)))
+        where = "".join(f"  {plain(printer.said(place))}" for place in (one.sites, one.at) if place)
+        printer.paragraph(Text.assemble((name, "bold red"), (where, "dim"), "  ", plain(printer.said(one.fix))), 2)
+    printer.more(len(changes) - _MOST_FIXES)
     printer.blank()
 
 

@@ -7,8 +7,8 @@
   if (typeof DecompressionStream === "undefined") { document.getElementById("old").hidden = false; return; }
   document.documentElement.dataset.drawn = "no";
   const { wholes, numbers } = await numbersOf(data.block);
-  const { scaleOf, ticks, yTicks } = drawing;
-  const { BARS, SHAPES, ABOUT, zh, say, speak, svg, html, number, show, line, ramp, nearest, mapOf, shortener } = pieces;
+  const { scaleOf, colourScale, ticks, yTicks } = drawing;
+  const { BARS, SHAPES, ABOUT, zh, say, speak, svg, html, number, show, line, legend, nearest, mapOf, shortener } = pieces;
   speak(data.words);
   const byId = (id) => document.getElementById(id);
   const [statistic, siteSelect, headSelect, tip] = ["statistic", "site", "head", "tip"].map(byId);
@@ -32,7 +32,7 @@
   }
 
   const worstScale = Object.fromEntries(data.columns.map((name) => [
-    name, scaleOf(runs.flatMap((run) => run.sites.flatMap((site) => site.worst[name].map((one) => one.value))), unitOf(name)),
+    name, colourScale(runs.flatMap((run) => run.sites.flatMap((site) => site.worst[name].map((one) => one.value))), unitOf(name)),
   ]));
   const lossScale = scaleOf(runs.flatMap((run) => run.loss[1].map(number)));
   const first = Math.min(...drawn.map((run) => run.first));
@@ -190,12 +190,7 @@
   }
 
   const headName = () => (headSelect.value === "worst" ? say("worst_head") : say("head", { head: headSelect.value }));
-  function legendOf(name, width) {
-    const scale = worstScale[name];
-    if (!data.statistics[name].ends) return [html("span", {}, say("not_measured"))];
-    const ends = data.statistics[name].ends.map((end) => html("span", {}, show(number(end), unitOf(name), 4)));
-    return [ends[0], ramp(html("canvas", { class: "ramp", "aria-hidden": "true" }), width, 12), ends[1]];
-  }
+  const legendOf = (name, width) => legend(data.statistics[name], worstScale[name], width);
 
   function drawAll() {
     for (const option of statistic.options) option.textContent = nameOf(option.value);
@@ -222,9 +217,9 @@
     if (!run.sites.length) return;
     const figure = html("figure", { class: "card small" });
     const caption = html("figcaption");
-    const legend = html("span", { class: "quiet" });
+    const ends = html("span", { class: "quiet" });
     const title = html("button", { type: "button" });
-    caption.append(title, legend);
+    caption.append(title, ends);
     figure.append(caption);
     byId("maps").append(figure);
     const tall = Math.max(2, Math.min(12, 120 / run.sites.length));
@@ -237,7 +232,7 @@
     };
     figure.drawHead = () => {
       title.textContent = (runs.length > 1 ? `${String.fromCharCode(65 + place)} · ` : "") + titleOf(name);
-      legend.replaceChildren(...legendOf(name, 70));
+      ends.replaceChildren(...legendOf(name, 70));
     };
     figure.style.minHeight = `${run.sites.length * tall + 56}px`;
     figure.addEventListener("click", () => { statistic.value = name; drawAll(); byId("time").scrollIntoView(); });

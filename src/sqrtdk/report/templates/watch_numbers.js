@@ -63,6 +63,20 @@ const drawing = (() => {
     return { low, high, log: log || both, both, zero, at };
   }
 
+  // The scale of a map's colours leaves out the few values that lie farther from the middle 80% than 1.5 times their
+  // span: one spike would leave one colour to all others. `beyond` says which are above it (1) or below it (-1).
+  function colourScale(values, unit = "") {
+    const finite = values.filter(Number.isFinite);
+    const whole = scaleOf(finite, unit);
+    const places = finite.map(whole.at).sort((a, b) => a - b);
+    const [from, to] = [places[Math.ceil(0.1 * (places.length - 1))], places[Math.floor(0.9 * (places.length - 1))]];
+    const far = 1.5 * (to - from);
+    const beyond = (value) => (far > 0 ? (whole.at(value) > to + far) - (whole.at(value) < from - far) : 0);
+    const sides = finite.map(beyond);
+    const scale = sides.some(Boolean) ? scaleOf(finite.filter((_, at) => !sides[at]), unit) : whole;
+    return { ...scale, beyond, below: sides.includes(-1), above: sides.includes(1) };
+  }
+
   function ticks(from, to, most, least = 0) {
     const rough = (to - from) / Math.max(most, 1) || 1;
     const size = 10 ** Math.floor(Math.log10(rough));
@@ -87,5 +101,5 @@ const drawing = (() => {
     return some.length > 1 ? some : [scale.low, scale.high];
   }
 
-  return { rgb, colour, LUT, style, scaleOf, ticks, yTicks };
+  return { rgb, colour, LUT, style, scaleOf, colourScale, ticks, yTicks };
 })();

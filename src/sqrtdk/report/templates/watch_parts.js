@@ -69,6 +69,25 @@ const pieces = (() => {
     return canvas;
   }
 
+  // The ends of a statistic's colours and the ramp between them; what lies beyond them beside it.
+  function legend({ ends, unit }, scale, width) {
+    if (!ends) return [html("span", {}, say("not_measured"))];
+    const [least, most] = ends.map(number);
+    const end = (value, digits) => html("span", {}, show(value, unit, digits));
+    // the numbers of the map have three digits, the ends of the data four
+    const parts = [
+      scale.below ? end(scale.low, 3) : end(least, 4),
+      ramp(html("canvas", { class: "ramp", "aria-hidden": "true" }), width, 12),
+      scale.above ? end(scale.high, 3) : end(most, 4),
+    ];
+    for (const [side, value] of [["below", least], ["above", most]]) if (scale[side]) {
+      const words = say(`${side}_scale`, { value: show(value, unit, 4) });
+      // a small map has room for the number alone
+      parts.push(html("span", { class: `beyond-${side}`, title: words }, width < 100 ? show(value, unit, 4) : words));
+    }
+    return parts;
+  }
+
   function nearest(steps, step) {
     let best = 0;
     steps.forEach((one, at) => { if (Math.abs(one - step) < Math.abs(steps[best] - step)) best = at; });
@@ -76,7 +95,7 @@ const pieces = (() => {
   }
 
   // A canvas of sites down and steps across, by pixels: what was not measured has a colour of its own, an infinity is a
-  // chequered cell, and of samples that share a pixel the worst counts.
+  // chequered cell, one beyond the scale is striped, and of samples that share a pixel the worst counts.
   const far = (value) => Math.abs(Math.log(Math.abs(value)));
   const WORSE = { largest: (a, b) => a > b, least: (a, b) => a < b, farthest: (a, b) => far(a) > far(b) };
   function mapOf(run, name, { scale, worst, ends, x, width, tall }) {
@@ -92,6 +111,7 @@ const pieces = (() => {
     const [wash, nothing, ink, paper] = ["--wash", "--void", "--ink", "--card"].map((one) => colour(style(one)));
     pixels.fill(wash);
     const worse = WORSE[worst];
+    const beyond = { 1: [LUT[255], colour("#171c26")], [-1]: [LUT[0], colour("#ffffff")] };
     const line = rowPixels - (rowPixels > 5 * ratio ? Math.round(ratio) : 0);
     let [of, from, to] = [null, null, null];
     run.sites.forEach((site, row) => {
@@ -117,7 +137,9 @@ const pieces = (() => {
         if (value === undefined) continue;
         const plain = Number.isNaN(value) ? nothing : LUT[Math.round(255 * Math.max(0, Math.min(1, scale.at(value))))];
         const board = value === Infinity || value === -Infinity;
-        for (let y = 0; y < line; y += 1) pixels[top + y * wide + i] = board ? (((i >> 2) + (y >> 2)) & 1 ? ink : paper) : plain;
+        const stripes = board ? [ink, paper] : beyond[scale.beyond(value)];
+        const odd = (y) => (board ? (i >> 2) + (y >> 2) : (i + y) >> 2) & 1;
+        for (let y = 0; y < line; y += 1) pixels[top + y * wide + i] = stripes ? stripes[1 - odd(y)] : plain;
       }
     });
     pen.putImageData(image, 0, 0);
@@ -160,5 +182,5 @@ const pieces = (() => {
     };
   }
 
-  return { BARS, SHAPES, ABOUT, zh, say, speak, svg, html, number, show, line, ramp, nearest, mapOf, shortener };
+  return { BARS, SHAPES, ABOUT, zh, say, speak, svg, html, number, show, line, legend, nearest, mapOf, shortener };
 })();

@@ -8,6 +8,7 @@ batch is checked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,13 +16,15 @@ import numpy as np
 from sqrtdk.messages import Message, joined, mentions, named
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.figures import format_number
+from sqrtdk.report.watch.sites import Site
 from sqrtdk.report.watch.summary import Summary, rank
 
 NONFINITE = "nonfinite"
 UPDATE = "update"
 # That these rows are NaN is inferred: code may set them to 0. So the batch is checked as well.
 _FIX_BLIND = "rules.nonfinite.fix_blind"
-_ROOTS = (UPDATE, "layer_logits")
+UNLIKE_LAYER = "layer_logits"  # unlike its neighbours from the first sample on
+_BAD_BATCH = "alarms.nonfinite.first.inputs"
 RATIO_TOLERANCE = 0.01  # that of the ledger, whose module would import torch
 LOGITS = ("max_logit", "growth")  # told in one sentence
 # alarms that a scale which is too large, or large q and k, lead to: told after any other alarm of the same severity
@@ -39,7 +42,8 @@ _FIXES: Mapping[str, str] = {  # name of an alarm -> id of what to do
     "bf16_offset": "runs.fix.bf16",
     "ledger": "runs.fix.ledger",
     "lost": "runs.fix.lost",
-    "layer_logits": "runs.fix.layer_logits",
+    "gradient": "runs.fix.gradient",
+    UNLIKE_LAYER: "runs.fix.layer_logits",
     "idle": "runs.fix.idle",
     "records": "runs.fix.records",
     "sink": "runs.fix.sink",
@@ -48,7 +52,7 @@ _FIXES: Mapping[str, str] = {  # name of an alarm -> id of what to do
     "unmeasured": "runs.fix.lost",
 }
 _FIXES_NONFINITE: Mapping[str, str] = {  # id within the sentence of an alarm -> what to do, the first that is there
-    "alarms.nonfinite.first.inputs": "runs.fix.inputs",
+    _BAD_BATCH: "runs.fix.inputs",
     "alarms.nonfinite.first.blind": _FIX_BLIND,
     "alarms.nonfinite.blame.product_float16": "runs.fix.product_float16",
     "alarms.nonfinite.blame.product": "runs.fix.check_batch",
@@ -80,9 +84,16 @@ def alarm_fix(run: Summary, alarm: Alarm) -> str:
     # a clip would hide a wrong scale, which costs one line to mend
     if alarm.name in OF_LARGE_LOGITS and scales_too_large(run):
         return Message("runs.fix.scale")
+    if alarm.name == UNLIKE_LAYER and _scale_of(run, alarm) > 1 + RATIO_TOLERANCE:
+        return Message("runs.fix.scale")
     update = alarm if alarm.name == UPDATE else update_before(run, alarm)
     if update is not None and alarm.name in (UPDATE, *OF_LARGE_LOGITS):
         return _slower(update)
+    # a clip would hide a layer that was made wrong
+    if alarm.name in OF_LARGE_LOGITS and any(
+        one.name == UNLIKE_LAYER and (one.site, one.index) == (alarm.site, alarm.index) for one in run.alarms
+    ):
+        return Message(_FIXES[UNLIKE_LAYER])
     for id, fix in _FIXES_BY_ID.items():
         if mentions(alarm.text, id):
             return Message(fix)
@@ -98,18 +109,23 @@ def first_nonfinite(run: Summary) -> Alarm | None:
     return next((one for one in run.alarms if one.name == NONFINITE and one.severity != "note"), None)
 
 
-def root_alarm(run: Summary) -> Alarm | None:
-    """Return the alarm from which others follow, to be shown first; None if none is known.
+def root_alarms(run: Summary) -> tuple[Alarm, ...]:
+    """Return the alarms from which others follow, to be shown first, in the order of their causes; () if none is known.
 
-    It is that of an update, or of a layer unlike its neighbours, which came before the first NaN or else the worst
-    alarm. Otherwise it is the first NaN.
+    These are those of layers unlike their neighbours, and of an update, which came before the first NaN or else the
+    worst alarm. Otherwise it is the first NaN. Of one step the layers come first, as they are measured before its
+    update.
     """
     if not run.alarms:
-        return None
+        return ()
     nan = first_nonfinite(run)
     worst = nan or min(run.alarms, key=lambda one: (-rank(one.severity), one.step))
-    last = worst.step - 1 if nan else worst.step  # NaN of a step is measured before its update
-    return next((one for one in run.alarms if one.name in _ROOTS and one.step <= last), nan)
+    if nan is not None and mentions(nan.text, _BAD_BATCH):
+        return (nan,)
+    layers = [one for one in run.alarms if one.name == UNLIKE_LAYER and one.step <= worst.step]
+    update = worst if worst.name == UPDATE else update_before(run, worst)
+    roots = sorted([*layers, *([update] if update else [])], key=lambda one: (one.step, one.name == UPDATE))
+    return tuple(roots) if roots else (nan,) if nan else ()
 
 
 def update_before(run: Summary, alarm: Alarm) -> Alarm | None:
@@ -117,8 +133,7 @@ def update_before(run: Summary, alarm: Alarm) -> Alarm | None:
 
     Statistics of a step are measured before its update, so that an update explains alarms of later steps only.
     """
-    last = alarm.step - 1 if alarm.name == NONFINITE else alarm.step
-    return next((one for one in run.alarms if one.name == UPDATE and one.step <= last), None)
+    return next((one for one in run.alarms if one.name == UPDATE and one.step < alarm.step), None)
 
 
 def rate_of(update: Alarm) -> str | float | None:
@@ -144,7 +159,7 @@ def _fix_nonfinite(run: Summary, alarm: Alarm) -> str:
     # a note: the loss scaler of float16 met infinite gradients, which is its work
     if alarm.severity == "note":
         return Message("runs.fix.scaler")
-    if update_before(run, alarm) is not None and not mentions(alarm.text, "alarms.nonfinite.first.inputs"):
+    if update_before(run, alarm) is not None and not mentions(alarm.text, _BAD_BATCH):
         return go_back(run, alarm.step)
     for id, fix in _FIXES_NONFINITE.items():
         if mentions(alarm.text, id):
@@ -190,13 +205,19 @@ def scale_ratios(run: Summary) -> list[float]:
 
     A scale ratio is the effective scale times sqrt(d_k), 1 for the textbook scale.
     """
-    ratios = []
-    for site in run.sites:
-        values = site.worst("scale_ratio")[0]
-        known = values[~np.isnan(values)]
-        if len(known):
-            ratios.append(float(known[-1]))
-    return ratios
+    return [ratio for site in run.sites if not math.isnan(ratio := _newest_ratio(site))]
+
+
+def _newest_ratio(site: Site) -> float:
+    values = site.worst("scale_ratio")[0]
+    known = values[~np.isnan(values)]
+    return float(known[-1]) if len(known) else math.nan
+
+
+def _scale_of(run: Summary, alarm: Alarm) -> float:
+    """Return the scale ratio of the attention that an alarm is about; NaN if none is known."""
+    about = (alarm.site, alarm.index or 0)
+    return next((_newest_ratio(site) for site in run.sites if (site.site, site.index) == about), math.nan)
 
 
 def scales_too_large(run: Summary) -> list[float]:

@@ -21,14 +21,14 @@ from sqrtdk.report.watch.fix import (
     LOGITS,
     OF_LARGE_LOGITS,
     RATIO_TOLERANCE,
+    UNLIKE_LAYER,
     UPDATE,
     alarm_fix,
     first_nonfinite,
     go_back,
-    rate_of,
+    root_alarms,
     scale_ratios,
     scales_too_large,
-    update_before,
 )
 from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN
 from sqrtdk.report.watch.summary import SEVERITY_ORDER, Summary, rank
@@ -97,7 +97,16 @@ def _not_finite(run: Summary) -> Headline | None:
     if not wrong:
         return None
     what = joined([one for _, one in sorted(wrong, key=lambda one: one[0])], "clause")
-    return Headline(what, Message("joins.colon", first=what, second=why) if why else what, (), fix, True)
+    sentence = Message("joins.colon", first=what, second=why) if why else what
+    roots = [one.text for one in _told_roots(run)] if alarm is not None else []
+    return Headline(what, joined([*roots, sentence]), (), fix, True)
+
+
+def _told_roots(run: Summary) -> list[Alarm]:
+    """Return the first layer unlike its neighbours and the update from which other alarms follow, if there are any."""
+    roots = root_alarms(run)
+    firsts = [next((one for one in roots if one.name == name), None) for name in (UNLIKE_LAYER, UPDATE)]
+    return sorted((one for one in firsts if one is not None), key=roots.index)
 
 
 def _begins(why: str | float) -> str | float:
@@ -134,13 +143,13 @@ def _worst(run: Summary) -> Headline | None:
     alarms = [one for one in run.alarms if rank(one.severity) >= _WARN]
     if not alarms:
         return None
-    # an update that is too large is why logits are, and is told with them
-    lead = min(alarms, key=lambda one: (-rank(one.severity), _order(one.name), one.step))
+    roots = _told_roots(run)
+    # what follows from a root is told after it
+    lead = min(alarms, key=lambda one: (one in roots, -rank(one.severity), _order(one.name), one.step))
     family = LOGITS if lead.name in LOGITS else (lead.name,)
     what = _above(run, [one for one in alarms if one.name in family], lead)
     large = lead.name in OF_LARGE_LOGITS
-    update = update_before(run, lead) if large else None
-    why = _why(run, update) if large else None
+    why = _why(run, roots) if large else None
     more = _forecast(run, lead) if what is not lead.text else []
     # a loss that rises is why a reader looks at the logits at all
     if large or lead.name == UPDATE:
@@ -149,11 +158,14 @@ def _worst(run: Summary) -> Headline | None:
         elif not len(run.losses) and not run.of_checkpoints:
             more.append(Message("runs.headline.no_loss"))
     sentence = Message("runs.headline.because", what=what, why=why) if why else what
-    others = dict.fromkeys(one.name for one in alarms if one.name not in family and one is not update)
+    told = [one for one in roots if one is not lead]
+    sentence = joined([*(one.text for one in told), sentence])
+    others = dict.fromkeys(one.name for one in alarms if one.name not in family and one not in told)
     if others:
         names = joined([named("watch.alarm", name) for name in others], "comma")
         more.append(Message("runs.headline.also", names=names))
-    return Headline(what, sentence, tuple(more), alarm_fix(run, lead), True)
+    fixes = dict.fromkeys(alarm_fix(run, one) for one in (*told, *(() if told else (lead,))))
+    return Headline(what, sentence, tuple(more), joined(list(fixes)), True)
 
 
 def _order(name: str) -> int:
@@ -215,18 +227,13 @@ def _jump(run: Summary) -> str | None:
     return Message("runs.headline.loss_rises", loss=loss, step=int(steps[at + 1]), before=most)
 
 
-def _why(run: Summary, update: Alarm | None) -> str | None:
-    """Say why logits are large, or return None if the records don't tell."""
+def _why(run: Summary, roots: Sequence[Alarm]) -> str | None:
+    """Say why logits are large, or return None if the records don't tell, or `roots` are told before."""
     if large := scales_too_large(run):
         return _scale("runs.headline.scale_large", large, run)
-    if update is not None:
-        values: dict[str, str | float] = {"step": update.step, "times": format_number(update.value or 0.0)}
-        if (rate := rate_of(update)) is None:
-            return Message("runs.headline.update", **values)
-        return Message("runs.headline.update_at_rate", **values, rate=rate)
     ratios = scale_ratios(run)
     right = ratios and len(ratios) == len(run.sites) and not _too_small(run) and min(ratios) > 0
-    return Message("runs.headline.scale_right") if right else None
+    return Message("runs.headline.scale_right") if right and not roots else None
 
 
 def _scale(id: str, ratios: Sequence[float], run: Summary) -> str:

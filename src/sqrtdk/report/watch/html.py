@@ -22,7 +22,7 @@ from sqrtdk.report import page
 from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.speaker import Speaker
 from sqrtdk.report.watch.compare import RunComparison
-from sqrtdk.report.watch.fix import NONFINITE, alarm_fix, root_alarm
+from sqrtdk.report.watch.fix import NONFINITE, alarm_fix, root_alarms
 from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
 from sqrtdk.report.watch.payload import alarms_shown, watch_page_data
 from sqrtdk.report.watch.sites import Site
@@ -144,14 +144,15 @@ def shown_alarms(run: Summary) -> list[tuple[str, list[tuple[int, Alarm]]]]:
     """Return the alarms of the page in two groups, "first" and "more", the second folded away.
 
     Returns:
-        Pairs of a group's name and its alarms, each with its index in the data of the page. The root of the others
-        comes first, then NaN, then the worst; among equals, the earliest.
+        Pairs of a group's name and its alarms, each with its index in the data of the page. The roots of the others
+        come first, then NaN, then the worst; among equals, the earliest.
     """
-    every, root = list(enumerate(run.alarms[at] for at in alarms_shown(run))), root_alarm(run)
+    every, roots = list(enumerate(run.alarms[at] for at in alarms_shown(run))), root_alarms(run)
 
-    def order(alarm: Alarm) -> tuple[bool, bool, int, int]:
+    def order(alarm: Alarm) -> tuple[int, bool, int, int]:
         nan = alarm.name == NONFINITE and alarm.severity != "note"
-        return alarm is not root, not nan, -rank(alarm.severity), alarm.step
+        at = roots.index(alarm) if alarm in roots else len(roots)
+        return at, not nan, -rank(alarm.severity), alarm.step
 
     every.sort(key=lambda one: order(one[1]))
     return [("first", every[:_ALARMS_UNFOLDED]), ("more", every[_ALARMS_UNFOLDED:])]

@@ -17,7 +17,7 @@ from sqrtdk.report.figures import format_number, format_percent
 from sqrtdk.report.plain import plain
 from sqrtdk.report.printer import Printer, printed
 from sqrtdk.report.watch.compare import NOTABLE_DIFFERENCE, RunComparison
-from sqrtdk.report.watch.fix import alarm_fix, root_alarm
+from sqrtdk.report.watch.fix import alarm_fix, root_alarms
 from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
 from sqrtdk.report.watch.sparkline import drawn_range, ends_text, sparkline, worst_of
 from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN, badness, value_text
@@ -275,9 +275,9 @@ def _alarms(printer: Printer, summary: Summary, few: _Few | None = None) -> None
         printer.print(Message("watch.terminal.more_alarms", shown=len(worst), count=left))
     # ten alarms of one rule have one source
     sources: set[str] = set()
-    fixes = {run_headline(summary).fix}
-    root = root_alarm(summary)
-    first = [] if root is None else [summary.alarms.index(root)]
+    roots = root_alarms(summary)
+    fixes = {run_headline(summary).fix, *(alarm_fix(summary, one) for one in roots)}
+    first = [summary.alarms.index(one) for one in roots]
     for alarm in (summary.alarms[at] for at in [*first, *sorted({*worst} - {*first})]):
         severity = printer.line(named("words.severity", alarm.severity), SEVERITY_STYLES.get(alarm.severity, "red"))
         severity.pad_right(max(0, 8 - severity.cell_len))

@@ -1,7 +1,7 @@
 """Attention in blocks of keys: the scale of each block, the scale of all, and one record for several calls.
 
 Blocks are either separate products under one softmax (`tell_blocks`), or separate attentions, each with a softmax,
-whose outputs were weighted by their sums of exponentials (`merge`).
+whose outputs were weighted by their sums of exponentials (`merge_blocks`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def scale_of_blocks(blocks: Sequence[KeyBlock]) -> EffectiveScale:
     It has no value, and a reason instead, if the scales of the blocks differ.
     """
     scales = [block.scale for block in blocks]
-    if any(scale.effective is None or scale.agree is False for scale in scales) or _alike(scales):
+    if any(scale.effective is None or scale.agree is False for scale in scales) or scales_are_alike(scales):
         return _together(scales)
     unlike = (Factor(None, "logits", BY_BLOCK),)
     reason = Message("trace.scale.blocks", blocks=_text(blocks))
@@ -67,7 +67,7 @@ def _text(blocks: Sequence[KeyBlock]) -> str:
     """Return the scales as text, with equal neighbours joined: "keys 0 to 3 are scaled by 1, key 4 by 2"."""
     runs: list[KeyBlock] = []
     for block in blocks:
-        if runs and runs[-1].last + 1 == block.first and _alike([runs[-1].scale, block.scale]):
+        if runs and runs[-1].last + 1 == block.first and scales_are_alike([runs[-1].scale, block.scale]):
             runs[-1] = replace(runs[-1], last=block.last)
         else:
             runs.append(block)
@@ -101,7 +101,8 @@ def _together(scales: Sequence[EffectiveScale]) -> EffectiveScale:
     return replace(scales[0], numeric=numeric, r_squared=fit, agree=read[0].agree, reason=None)
 
 
-def _alike(scales: Sequence[EffectiveScale]) -> bool:
+def scales_are_alike(scales: Sequence[EffectiveScale]) -> bool:
+    """Return whether scales agree within rounding, head by head; unknown ones count as 0."""
     first, *others = (scale.per_head or (scale.effective or 0.0,) for scale in scales)
     return all(
         len(other) == len(first)
@@ -113,7 +114,7 @@ def _alike(scales: Sequence[EffectiveScale]) -> bool:
 # -- records of blocks -------------------------------------------------------------------------------------------------
 
 
-def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
+def merge_blocks(calls: Sequence[AttentionCall]) -> AttentionCall | None:
     """Return one record for several attentions to consecutive blocks of keys.
 
     Statistics, the weight on future keys and the RMS of the output are not known for all keys together, and are None.
@@ -122,15 +123,17 @@ def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
         calls: the records, in the order of their keys.
 
     Returns:
-        The record, with one `KeyBlock` for each call in `blocks`; None if the sizes of the calls differ, or if a call
-        consists of blocks already.
+        The record, with one `KeyBlock` for each call in `blocks`, or those of a call that consists of blocks itself;
+        None if the sizes of the calls differ.
     """
     first = calls[0]
-    if any(_sizes(call) != _sizes(first) or call.blocks for call in calls):
+    if any(_sizes(call) != _sizes(first) for call in calls):
         return None
     starts = [sum(call.key_len for call in calls[:i]) for i in range(len(calls))]
     blocks = tuple(
-        KeyBlock(start, start + call.key_len - 1, call.scale) for start, call in zip(starts, calls, strict=True)
+        KeyBlock(start + block.first, start + block.last, block.scale)
+        for start, call in zip(starts, calls, strict=True)
+        for block in call.blocks or (KeyBlock(0, call.key_len - 1, call.scale),)
     )
     made = replace(
         first,
@@ -138,7 +141,10 @@ def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
         scale=scale_of_blocks(blocks),
         blocks=blocks,
         mask=_mask(calls, starts),
-        stages=(*first.stages, Stage("logits", "joined", Message("trace.step.blocks_of_keys", count=len(calls)))),
+        stages=(
+            *(stage for stage in first.stages if not (first.blocks and stage.name == "joined")),
+            Stage("logits", "joined", Message("trace.step.blocks_of_keys", count=len(blocks))),
+        ),
         unknown=tuple(dict.fromkeys(name for call in calls for name in call.unknown)),
         faults=tuple(dict.fromkeys(fault for call in calls for fault in call.faults)),
         dropout=max(call.dropout for call in calls),
@@ -148,7 +154,7 @@ def merge(calls: Sequence[AttentionCall]) -> AttentionCall | None:
         stats=None,
         stats_reason=first.stats_reason or Message("trace.statistics.blocks"),
     )
-    return replace(made, formula=_formula(made))
+    return replace(made, formula=formula_of_blocks(made))
 
 
 def merge_rows(blocks: Sequence[CallRows | None]) -> CallRows | None:
@@ -213,7 +219,7 @@ def _extreme(choose: Callable[[list[Any]], Any], values: Sequence[Any]) -> Any:
     return None if None in values else choose(list(values))
 
 
-def _formula(call: AttentionCall) -> str:
+def formula_of_blocks(call: AttentionCall) -> str:
     """Return the formula of the first block, with the masks of all blocks as one."""
     text = call.formula
     for name in _MASK_NAMES:

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from sqrtdk.errors import kind_and_text
 from sqrtdk.messages import Message, joined
+from sqrtdk.tracing.calls.keep_blocks import output_of_blocks, vectors_of_blocks
 from sqrtdk.tracing.calls.places import NO_OPERANDS, ValueOperands, output_rows, places_of
 from sqrtdk.tracing.calls.terms import is_proven, lse_of, terms_of
-from sqrtdk.tracing.calls.vectors import owned_copy, share_tensors, vector
+from sqrtdk.tracing.calls.vectors import first_columns, owned_copy, share_tensors, vector
 from sqrtdk.tracing.calls.visible_keys import NO_DATA, combined_masks
 from sqrtdk.tracing.readback.reading import Logits, Reading, Vectors
-from sqrtdk.tracing.records import AttentionCall
+from sqrtdk.tracing.records import IN_BLOCKS, AttentionCall
 from sqrtdk.tracing.steps import Scale
 from sqrtdk.tracing.tape.node import WeightSteps
 from sqrtdk.tracing.tensors import CallTensors, Projection, Term, Vector, some_tokens
@@ -73,14 +74,16 @@ def _keep_tensors(reading: Reading, used: ValueOperands | None, call: AttentionC
     dropped = None if used is None else _dropped(reading, used)
     if dropped is not None:
         reading = replace(reading, dropout=dropped, weight_steps=WeightSteps())
-    fault = _fault(reading)
+    fault = _fault(reading, used)
     if fault is not None or used is None:
         return missing_tensors(call, fault or Message(NO_OPERANDS))
-    places = places_of(reading, used)
-    if isinstance(places, str):
-        return missing_tensors(call, places)
+    vectors = vectors_of_blocks(reading, used.blocks) if reading.blocks else _vectors(reading, used)
+    if not isinstance(vectors, tuple):
+        return missing_tensors(call, vectors or Message(BLOCKS_OF_KEYS))
     visible_keys = combined_masks(reading, counts=False)
-    query, key, value = share_tensors([vector(place) for place in places])
+    query, key, value = share_tensors([*vectors])
+    if reading.blocks:
+        reading = replace(reading, output=output_of_blocks(reading, value.values))
     logits = reading.operands if isinstance(reading.operands, Logits) else None
     if reading.kind == "sdpa" and logits is not None:
         # torch's math kernel computes (q * sqrt(scale)) @ (k * sqrt(scale)).mT, and `terms` contain the whole scale.
@@ -116,6 +119,17 @@ def _keep_tensors(reading: Reading, used: ValueOperands | None, call: AttentionC
         missing=missing,
         call=call,
     )
+
+
+def _vectors(reading: Reading, used: ValueOperands) -> tuple[Vector, ...] | str:
+    """Return q, k and v; or the reason, a text, why they can't be arranged."""
+    places = places_of(reading, used)
+    if isinstance(places, str):
+        return places
+    at_query, at_key, at_value = places
+    if reading.op == IN_BLOCKS and reading.output is not None:
+        at_value = first_columns(at_value, reading.output.shape[-1])
+    return vector(at_query), vector(at_key), vector(at_value)
 
 
 def _dropped(reading: Reading, used: ValueOperands) -> float | None:
@@ -175,7 +189,7 @@ def _unknown(term: Term) -> Message:
     return Message("trace.kept.unknown.operation", name=term.detail)
 
 
-def _fault(reading: Reading) -> str | None:
+def _fault(reading: Reading, used: ValueOperands | None) -> str | None:
     """Return the reason why the attention can't be computed again, or None."""
     if reading.without_data:
         return Message(NO_DATA)
@@ -187,9 +201,13 @@ def _fault(reading: Reading) -> str | None:
         return Message("trace.kept.axis", axis=reading.axis)
     if reading.kind == "native":
         return Message(NATIVE_MASKS)  # the fast path returns the result of the output projection
-    if not isinstance(reading.operands, (Logits, Vectors)) or reading.output is None:
+    if reading.blocks:
+        known = used is not None and used.blocks and isinstance(reading.operands, Logits)
+        return None if known else Message(BLOCKS_OF_KEYS)
+    held = isinstance(reading.operands, Logits) and not reading.operands.values.is_meta
+    if not (held or isinstance(reading.operands, Vectors)) or reading.output is None:
         return Message(NO_OPERANDS)
-    return Message(BLOCKS_OF_KEYS) if reading.blocks else None
+    return None
 
 
 def _held_in(numbers: Tensor, dtype: str) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sqrtdk.messages import Message
 from sqrtdk.tracing.calls.vectors import VectorUse
+from sqrtdk.tracing.readback.online import OnlineReading, softmax, weights_in_product
 from sqrtdk.tracing.readback.orient import coordinates, product_operands
 from sqrtdk.tracing.readback.reading import Logits, Reading, Vectors
-from sqrtdk.tracing.tape.node import Node
+from sqrtdk.tracing.tape.node import Exponential, Node, SoftmaxRun
 from sqrtdk.tracing.tape.recorder import KernelCall
 
 NO_OPERANDS = "trace.kept.operands"
@@ -26,14 +27,51 @@ class ValueOperands:
     Attributes:
         value: v in the product with the weights.
         node: Node of v.
-        weights: The weights in that product; None for a kernel.
+        weights: The weights in that product, (..., L, S); None for a kernel.
+        values_first: Whether v is its left operand, (..., Ev, S).
         kernel: The call, for a kernel whose arguments have SDPA's names.
+        blocks: The operands of each block of keys, if these are those of the first block.
     """
 
     value: Tensor
     node: Node
     weights: Tensor | None = None
+    values_first: bool = False
     kernel: KernelCall | None = None
+    blocks: tuple[ValueOperands, ...] = ()
+
+
+def value_operands(value: Tensor, node: Node, softmax_run: SoftmaxRun) -> ValueOperands:
+    """Return the operands of the product of a softmax's weights with values.
+
+    Args:
+        value: v as it lies in the product.
+        node: Node of v.
+        softmax_run: The softmax.
+    """
+    return ValueOperands(value, node, softmax_run.used, softmax_run.values_first)
+
+
+def of_exponentials(online: OnlineReading, *, weights: bool) -> ValueOperands:
+    """Return the operands of the product of exponentials with values, with the weights of a softmax in their place.
+
+    Args:
+        online: The attention, or a block of its keys.
+        weights: Whether the weights are wanted.
+    """
+    cells = [cell.reading for cell in online.reading.blocks] or [online.reading]
+    pairs = zip(cells, online.exponentials, strict=True)
+    first, *others = [_of_exponential(reading, exponential, weights) for reading, exponential in pairs]
+    return replace(first, blocks=(first, *others)) if others else first
+
+
+def _of_exponential(reading: Reading, exponential: Exponential, wanted: bool) -> ValueOperands:
+    logits, weights = reading.operands, None
+    # Which weights a dropout set to 0 is not known any more.
+    if wanted and isinstance(logits, Logits) and not logits.values.is_meta and not reading.dropout:
+        weights = weights_in_product(softmax(logits.values, exponential.dim), exponential)
+    value = exponential.value.mT if exponential.values_first else exponential.value
+    return ValueOperands(value, exponential.value_node, weights, exponential.values_first)
 
 
 def of_kernel(call: KernelCall) -> ValueOperands | None:
@@ -112,8 +150,13 @@ def _indexed(entries: Tensor, at: Tensor, *, transposed: bool) -> Callable[[Tens
 
 def _values(reading: Reading, logits: Logits, used: ValueOperands) -> VectorUse | str:
     """Return the place of v, found from the layout of the output, or the reason why it is unknown."""
-    layout, output, wide = reading.layout, reading.output, used.value
+    layout, output = reading.layout, reading.output
     assert output is not None
+
+    def rows(tensor: Tensor) -> Tensor:
+        return tensor.mT if used.values_first else tensor
+
+    wide = rows(used.value)
     matrices = layout.batch * layout.heads
     if wide.shape[-2] != layout.columns or not wide.numel():
         return Message("trace.kept.layout_of_values")
@@ -121,13 +164,15 @@ def _values(reading: Reading, logits: Logits, used: ValueOperands) -> VectorUse 
         return Message("trace.kept.layout_of_output")
     if math.prod(output.shape[:-2]) == matrices:
         whole = (*output.shape[:-2], *wide.shape[-2:])
-        return VectorUse(used.node, wide, lambda tensor: _by_head(logits, tensor.expand(whole)))
+        return VectorUse(used.node, used.value, lambda tensor: _by_head(logits, rows(tensor).expand(whole)))
     shared = math.prod(wide.shape[:-2]) // layout.batch  # heads of v; each serves a group of query heads
     if layout.inner != 1 or not shared or layout.heads % shared:
         return Message("trace.kept.layout_of_values")
     each = torch.arange(shared).repeat_interleave(layout.heads // shared)
     heads = each.view(shared, -1).t().flatten() if _order(reading, used)[1] else each
-    return VectorUse(used.node, wide, lambda tensor: tensor.reshape(layout.batch, shared, *tensor.shape[-2:])[:, heads])
+    return VectorUse(
+        used.node, used.value, lambda tensor: rows(tensor).reshape(layout.batch, shared, *wide.shape[-2:])[:, heads]
+    )
 
 
 def output_rows(reading: Reading, used: ValueOperands, output: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from sqrtdk.tracing.calls.call_rows import sampled_rows, stats_of_call
 from sqrtdk.tracing.calls.scale import each_head
 from sqrtdk.tracing.calls.visible_keys import NO_DATA, VisibleKeys
 from sqrtdk.tracing.readback.reading import Edges, Logits, Reading, Vectors
-from sqrtdk.tracing.steps import Bias, Hide, Offset, Scale, scaled_by
+from sqrtdk.tracing.steps import Bias, Blocks, Hide, Offset, Scale, scaled_by
 from sqrtdk.tracing.tensors import CallRows
 
 
@@ -104,7 +104,7 @@ def _unscaled(reading: Reading, found: AttentionRows) -> Tensor | None:
     factors = [*reading.query.factors, *reading.key.factors]
     on_logits = [step.factor for step in reading.steps if isinstance(step, Scale)]
     if isinstance(operands, Logits):
-        if not all(isinstance(step, Scale | Hide | Offset) for step in reading.steps):
+        if not all(isinstance(step, Scale | Hide | Offset | Blocks) for step in reading.steps):
             return None
         offsets = [step for step in reading.steps if isinstance(step, Offset)]
         if any(step.addend is None for step in offsets) or (offsets and not operands.axes.followed):

@@ -16,10 +16,11 @@ from sqrtdk.tracing.calls.places import ValueOperands
 from sqrtdk.tracing.calls.visible_keys import VisibleKeys, visible_by
 from sqrtdk.tracing.readback.addends import BOTTOM
 from sqrtdk.tracing.readback.reading import Logits, Reading, Vectors
-from sqrtdk.tracing.records import BY_ROW
+from sqrtdk.tracing.records import BY_ROW, IN_BLOCKS
 from sqrtdk.tracing.steps import (
     Beside,
     Bias,
+    Blocks,
     Clamp,
     Hide,
     LearnedSinks,
@@ -64,7 +65,7 @@ def terms_of(reading: Reading, visible_keys: VisibleKeys, used: ValueOperands) -
 
 def _term(step: Step, reading: Reading, visible_keys: VisibleKeys, used: ValueOperands) -> Term | None:
     # A row's maximum cancels in the softmax, and a mask without a name hides nothing.
-    if isinstance(step, Offset) or (isinstance(step, Hide) and step.name is None):
+    if isinstance(step, (Blocks, Offset)) or (isinstance(step, Hide) and step.name is None):
         return None
     if isinstance(step, Scale):
         return Term("scale", _factor(step, reading), step.factor.source)
@@ -226,7 +227,13 @@ def is_proven(call: CallTensors) -> bool:
     gap = (weights @ value - call.output[:, :, rows].to(torch.float64)).abs()
     # A bias of minus infinity, or NaN in the tensors, leaves nothing to judge.
     judged = seeing[..., None] & allowed.isfinite() & gap.isfinite()
-    return not bool((judged & (gap > allowed)).any())
+    if bool((judged & (gap > allowed)).any()):
+        return False
+    # e @ v / (e.sum(-1, keepdim=True) + 1): all of a row is too small by one factor, which half precision may hide.
+    right, made = (x.masked_fill(~judged, 0.0) for x in (weights @ value, call.output[:, :, rows].to(torch.float64)))
+    size = float((right * right).sum())  # 0 where no row sees a key
+    short = float((right * made).sum()) / size - 1 if size else 0.0
+    return call.call is None or call.call.op != IN_BLOCKS or abs(short) <= 4 * max(_unit(call.dtype), least)
 
 
 def _size(value: Tensor | float) -> Tensor | float:

@@ -46,6 +46,11 @@ class VectorUse:
     arrange: Callable[[Tensor], Tensor]
 
 
+def first_columns(place: VectorUse, count: int) -> VectorUse:
+    """Return the use of values without what stands behind them, such as a column of ones that gives a sum."""
+    return replace(place, arrange=lambda tensor: place.arrange(tensor)[..., :count])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Span:
     """Several operations that form one step, from `source` to `end`. `gain` is the name of a norm's gain."""

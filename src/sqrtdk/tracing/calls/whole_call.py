@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from sqrtdk.tracing.calls.places import ValueOperands, of_kernel
+from sqrtdk.tracing.calls.places import ValueOperands, of_kernel, value_operands
 from sqrtdk.tracing.calls.statistics import why_unmeasured
 from sqrtdk.tracing.readback.eager import read_eager
 from sqrtdk.tracing.readback.fused import read_kernel
@@ -89,7 +89,7 @@ def _sampled(ran: WholeCall, scene: Scene, heads: int | None) -> tuple[Reading |
         with unseen(), contextlib.suppress(Exception):
             reading = read_eager(softmax_run, value, output, heads_hint=heads)
             if not isinstance(reading, str):
-                found.append((reading, ValueOperands(value, scene.store.node(value), softmax_run.used)))
+                found.append((reading, value_operands(value, scene.store.node(value), softmax_run)))
 
     def nothing(*_: object) -> None:
         """The rows have already run: nothing else is noted."""

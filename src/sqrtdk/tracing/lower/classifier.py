@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sqrtdk.messages import Message
-from sqrtdk.tracing.lower import online, vectors
+from sqrtdk.tracing.lower import finished, online, vectors
 from sqrtdk.tracing.lower.combine import combine_roles
 from sqrtdk.tracing.lower.contract import contract, is_product, squares_rows
 from sqrtdk.tracing.lower.mixing import CONVOLUTIONS, holds_weights, mix_heads
@@ -21,7 +21,7 @@ from sqrtdk.tracing.lower.softmax import begin_softmax, softmax_of_rows
 from sqrtdk.tracing.lower.weights import dropout_of
 from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.graph import alias, ancestors
-from sqrtdk.tracing.tape.node import Node, Root, back, origin
+from sqrtdk.tracing.tape.node import Node, Root, SoftmaxEntry, back, origin
 from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene, Unweighted
 from sqrtdk.tracing.tape.store import tensor_shape
 
@@ -95,6 +95,14 @@ class Classifier:
         if isinstance(arg, (list, tuple)) and any(isinstance(item, Tensor) for item in arg):
             return [self.scene.store.node(item) if isinstance(item, Tensor) else item for item in arg]
         return arg
+
+    def whole(self, entry: SoftmaxEntry, vectors: tuple[Node, Node], output: Tensor, lse: Tensor) -> None:
+        """Mark the results of an attention that is one operation; see `finished.mark_whole`."""
+        finished.mark_whole(self.scene, entry, vectors, output, lse)
+
+    def merged(self, outputs: list[Node], lses: list[Node], output: Tensor, lse: Tensor) -> None:
+        """Mark what `sqrtdk.merge` returned; see `finished.mark_merged`."""
+        finished.mark_merged(self.scene, outputs, lses, output, lse)
 
     def is_product(self, left: Tensor, right: Tensor) -> bool:
         """Return whether a contraction of the two tensors is a product of queries and keys, not a projection."""
@@ -184,7 +192,11 @@ def _inside_lists(args: Any) -> dict[int | tuple[int, int], Tensor]:
 def _embed(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:
     if parents[1].external or parents[0].act:
         made.node.act = True
-        scene.store.cut(made.node, made.tensor)
+        indices = made.tensors.get(1)
+        lookup = None
+        if scene.keep and parents[0].op == "parameter" and indices is not None:
+            lookup = parents[0], alias(indices)
+        scene.store.cut(made.node, made.tensor, lookup=lookup)
 
 
 def _contract(scene: Scene, made: RecordedOutput, parents: list[Node]) -> None:

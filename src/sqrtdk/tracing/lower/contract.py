@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from sqrtdk.tracing.lower.finished import mark_finished
 from sqrtdk.tracing.lower.mixing import axes_along, complete_softmaxes, mix_heads
-from sqrtdk.tracing.lower.online import mark_finished, weigh_values
+from sqrtdk.tracing.lower.online import weigh_values
 from sqrtdk.tracing.lower.pairs import is_additive, list_serial, pairs_queries_and_keys, reads_pairs
 from sqrtdk.tracing.lower.softmax import INDEX_ARGUMENT, group_fault
 from sqrtdk.tracing.lower.sums import as_matrix, largest_product, note_weighted_sum
@@ -144,6 +145,7 @@ def _meets_values(scene: Scene, made: RecordedOutput, softmax_run: SoftmaxRun, a
     values = next(t for t in tensors.values() if store.is_node(t, value))
     for attention in complete_softmaxes(weights.weights):
         attention.weight_steps, attention.fault = weight_steps, fault
+        attention.values_first = contracted == -2 and values.dim() > 1
         met = None if numbers is None else alias(numbers if contracted == -1 else numbers.mT)
         if scene.keep:
             attention.used = met

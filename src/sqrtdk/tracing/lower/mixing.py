@@ -93,6 +93,8 @@ def _over_heads(mixed: Node, matrix: Node, contracted: int) -> bool:
     """Whether a product with `matrix` sums over an axis of logits or weights that holds neither queries nor keys."""
     if len(mixed.shape) < 2 or (matrix.act and mixed.shape[contracted] in (1, *_lengths(mixed))):
         return False  # as long as the queries or keys, or a single one: an operand of activations is then the values
+    if matrix.act and origin(mixed).op in ("exp", "exp2"):
+        return False  # exp(z[..., :8] - m) @ v[:8]: a tile of a running softmax meets its values
     axes = paired_axes(mixed)
     if axes is not None:
         return contracted % len(mixed.shape) not in axes

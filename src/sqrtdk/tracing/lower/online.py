@@ -25,7 +25,6 @@ from sqrtdk.tracing.tape.node import (
     Online,
     Partial,
     SoftmaxEntry,
-    SoftmaxRun,
     back,
     origin,
 )
@@ -35,6 +34,8 @@ Part = Exponential | Finished
 MOST_HELD_LOGITS = 2**26  # logits held by one trace, 256 MB in float32
 _POWERS = {"exp": math.e, "exp2": 2.0}
 _WEIGHED = ops.PASSING | {"mul", "div", "masked_fill", "where"}  # may stand between an exp and the value product
+_LOG_OPERATIONS = frozenset({"log", "log2"})
+_OF_LSES = frozenset({"cat", "stack", "add", "sub", "mul", "div"})  # lse / log2(e), (m + l.log()) - top
 _SUM_OPERATIONS = frozenset({"sum", "logsumexp", "logaddexp"})
 _MAXIMUM_OPERATIONS = frozenset({"amax", "max", "maximum"})
 _OF_THE_SUM = frozenset({"reciprocal", "pow", "exp", "exp2", "sigmoid", "log_sigmoid_forward", "rsqrt"})
@@ -62,14 +63,14 @@ def weigh_values(scene: Scene, made: RecordedOutput, a: Node, b: Node) -> bool:
             continue
         power = way[0]
         tensors = [t for i, t in made.tensors.items() if made.node.args[i] is value]
-        exponential = _exponential(scene, made.node, power, way[1:], tensors[0], contracted)
+        exponential = _exponential(scene, power, way[1:], value, tensors[0], contracted)
         alone: frozenset[Part] = frozenset({exponential})
         partial = Partial(alone, frozenset() if _sums(power.args[0]) else alone)
         before = made.node.args[0].partial if made.node.op in _ACCUMULATING_PRODUCTS else None
         made.node.partial = partial if before is None else _added([before, partial])
         made.node.args = ()
         if not made.node.partial.open:
-            _complete(scene, made)
+            complete_sums(scene, made)
         return True
     return False
 
@@ -87,7 +88,9 @@ def _path_from_exp(node: Node) -> list[Node] | None:
     return way if power.op in _POWERS and power.args and power.args[0].products else None
 
 
-def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: Tensor, contracted: int) -> Exponential:
+def _exponential(
+    scene: Scene, power: Node, way: list[Node], value_node: Node, value: Tensor, contracted: int
+) -> Exponential:
     inner = origin(power.args[0], ops.CASTS_AND_COPIES)
     logits, offset, maximum = power.args[0], None, None
     dim = _axis_of_keys(power, way, contracted)
@@ -113,16 +116,19 @@ def _exponential(scene: Scene, node: Node, power: Node, way: list[Node], value: 
         offset=offset,
         maximum=maximum,
         value=alias(value if contracted == -1 else value.mT),
+        value_node=value_node,
+        values_first=contracted == -2,
         shape=power.shape,
         dim=dim,
         base=_POWERS[power.op],
         stored=torch.float32 if product is None else product.dtype,
         entry=entry,
-        number=_next(scene),
+        number=next_number(scene),
     )
 
 
-def _next(scene: Scene) -> int:
+def next_number(scene: Scene) -> int:
+    """Return the rank of the next attention, or block of one, in the order of running."""
     return len(scene.exponentials) + len(scene.entries)
 
 
@@ -148,37 +154,6 @@ def _is_of_rows(offset: Node, shape: tuple[int, ...], dim: int) -> bool:
 # -- what is computed from partial sums --------------------------------------------------------------------------------
 
 
-def mark_finished(scene: Scene, made: RecordedOutput, softmax_run: SoftmaxRun) -> None:
-    """Mark the output of an attention that has been read, so that it may be merged with outputs for other keys.
-
-    Args:
-        scene: state of the trace.
-        made: the output.
-        softmax_run: the attention's softmax.
-    """
-    product = next(iter(softmax_run.node.products), None)
-    if product is None or product.product is None:
-        return
-    left, right = map(_identity, list(product.parents())[-2:])
-    made.node.partial = Partial(frozenset({Finished(softmax_run.entry, _next(scene), (left, right))}), frozenset())
-
-
-def _identity(node: Node) -> object:
-    """Return an identity of vectors that ignores their layout and factors: equal for `q` and `q.mT * 0.5`."""
-    while not node.is_root:
-        main = node.main()
-        if main is None:
-            break
-        same = math.prod(main.shape) == math.prod(node.shape)
-        if same and (node.op in ops.PASSING or sum(p.act for p in node.parents()) == 1):
-            node = main
-        elif node.op in ops.VIEWS:
-            return (_identity(main), node.op, node.out, str([arg for arg in node.args if not isinstance(arg, Node)]))
-        else:
-            break
-    return node.serial
-
-
 def carry_partial_sums(scene: Scene, made: RecordedOutput, parents: list[Node]) -> bool:
     """Return whether a node carries on the partial sums of its operands.
 
@@ -200,21 +175,24 @@ def carry_partial_sums(scene: Scene, made: RecordedOutput, parents: list[Node]) 
     partials = [p.partial for p in sources if p.partial is not None]
     others = [p for p in parents if p.act and p.partial is None]
     if node.op not in _CARRIES or not all(p.products for p in others) or any(p.weights is not None for p in others):
-        used = _take_runs(scene, _together(partials).parts)
+        used = _take_runs(scene, joined_parts(partials).parts)
         if used:
             _report_run(scene, _as_one(used))
         return False
     partial = _joined(node, sources, others)
     if not others and not partial.weighed and not any(before.open for before in partials):
         node.partial = partial  # outputs of attentions, which continue as ordinary vectors
+        if node.op == "cat" and len(sources) > 1 and any(isinstance(part, Exponential) for part in partial.parts):
+            complete_sums(scene, made)  # of blocks of queries
         return False
+    ends = _ends_in_sum(node, others)
     node.args = ()
     if partial.open:
         node.partial = partial
-    elif any(before.open for before in partials) or node.op in _ADDS:
+    elif any(before.open for before in partials) or node.op in _ADDS or ends:
         scene.store.cut(node, made.tensor)
         node.partial = replace(partial, weighed=False)
-        _complete(scene, made)
+        complete_sums(scene, made, weighed=partial.weighed)
     else:
         node.roots = frozenset[Node]().union(*(p.roots for p in sources))
         node.partial = partial
@@ -226,7 +204,7 @@ def _joined(node: Node, sources: list[Node], others: list[Node]) -> Partial:
     partials = [p.partial for p in sources if p.partial is not None]
     if node.op == "addcmul" and others:  # addcmul(o_new, o, exp(m - m')): the old sum is rescaled to the new maximum
         partials = [replace(partial, scaled=True) for partial in partials]
-    partial = _added(partials) if node.op in _SUMMED else _together(partials)
+    partial = _added(partials) if node.op in _SUMMED else joined_parts(partials)
     if _divided(node, sources, others):
         partial = replace(partial, open=frozenset())
     if node.op in ("mul", "div") and others:
@@ -234,7 +212,8 @@ def _joined(node: Node, sources: list[Node], others: list[Node]) -> Partial:
     return partial
 
 
-def _together(partials: list[Partial]) -> Partial:
+def joined_parts(partials: list[Partial]) -> Partial:
+    """Return partial sums that are carried on together."""
     return Partial(
         frozenset[Part]().union(*(partial.parts for partial in partials)),
         frozenset[Part]().union(*(partial.open for partial in partials)),
@@ -246,7 +225,7 @@ def _together(partials: list[Partial]) -> Partial:
 
 def _added(partials: list[Partial]) -> Partial:
     """Return the sum of partial sums; it is loose if their maxima differ and none was rescaled."""
-    whole = _together(partials)
+    whole = joined_parts(partials)
     maxima = {part.maximum for part in whole.parts if isinstance(part, Exponential)}
     return replace(whole, scaled=False, loose=whole.loose or (len(maxima) > 1 and not whole.scaled))
 
@@ -256,10 +235,14 @@ def is_sum(node: Node) -> bool:
 
     A softmax over such numbers weighs whole blocks of keys, not keys.
     """
-    if (node.op in ("logsumexp", "logaddexp") and node.products) or (node.op == "log" and _sums(node.args[0])):
+    of_sum = node.op in _LOG_OPERATIONS and _sums(node.args[0])
+    if of_sum or (node.op in ("logsumexp", "logaddexp") and node.products):
         return True
-    passed = node.op in ops.PASSING | {"cat", "stack", "add"} and node.product is None
-    return passed and any(is_sum(parent) for parent in node.parents() if parent.products)
+    if node.op not in ops.PASSING | _OF_LSES or node.product is not None:
+        return False
+    # lse - lse.amax(0) is one of blocks, and z - z.logsumexp(-1) one of keys
+    parents = [node.args[0]] if node.op == "sub" else node.parents()
+    return any(is_sum(parent) for parent in parents if isinstance(parent, Node) and parent.products)
 
 
 def _divided(node: Node, parts: list[Node], others: list[Node]) -> bool:
@@ -268,6 +251,14 @@ def _divided(node: Node, parts: list[Node], others: list[Node]) -> bool:
         divisor = node.args[1]
         return (divisor in parts and divisor.shape[-1:] == (1,)) or _sums(divisor)
     return node.op == "mul" and any(_divides(other) for other in others)
+
+
+def _ends_in_sum(node: Node, others: list[Node]) -> bool:
+    """Whether merged outputs are divided by the sum of their weights: (a * o1 + b * o2) / (a + b)."""
+    if node.op == "div":
+        return len(node.args) > 1 and _sums(node.args[1])
+    starts = [origin(other) for other in others if node.op == "mul"]
+    return any(at.op == "reciprocal" or (at.op == "div" and not isinstance(at.args[0], Node)) for at in starts)
 
 
 def _above(node: Node) -> Iterator[Node]:
@@ -288,12 +279,18 @@ def _divides(node: Node) -> bool:
     )
 
 
-def _complete(scene: Scene, made: RecordedOutput) -> None:
-    """Notes the output of exponentials that are divided by their sum; more blocks may join it."""
+def complete_sums(scene: Scene, made: RecordedOutput, *, weighed: bool = False) -> None:
+    """Note the output of exponentials that are divided by their sum, or of merged blocks; more blocks may join it.
+
+    Args:
+        scene: state of the trace.
+        made: the output.
+        weighed: whether shares of sums of exponentials weigh the blocks in it.
+    """
     partial = made.node.partial
     assert partial is not None
     joined = _take_runs(scene, partial.parts)
-    new = Online(list(partial.parts), alias(made.tensor), partial.loose)
+    new = Online(list(partial.parts), alias(made.tensor), partial.loose, whole=weighed or not joined)
     scene.online.append(_as_one([new, *joined]))
 
 
@@ -308,7 +305,9 @@ def _as_one(runs: list[Online]) -> Online:
     """Return one run from runs whose results are used together, usually blocks of queries."""
     everything = {part for run in runs for part in run.parts}
     output = max((run.output for run in runs), key=lambda tensor: tensor.numel())
-    return Online(sorted(everything, key=lambda part: part.number), output, any(run.loose for run in runs))
+    whole = any(run.whole and everything == set(run.parts) for run in runs)
+    parts = sorted(everything, key=lambda part: part.number)
+    return Online(parts, output, any(run.loose for run in runs), whole)
 
 
 def _report_run(scene: Scene, run: Online) -> None:
@@ -316,14 +315,16 @@ def _report_run(scene: Scene, run: Online) -> None:
     for exponential in exponentials:
         exponential.entry.attention = True
     if exponentials:
-        scene.listener.online(replace(run, parts=[*exponentials]))
+        others = [part for part in run.parts if isinstance(part, Finished)]
+        scene.listener.online(replace(run, parts=[*exponentials, *others]))
     for group in _of_the_same_rows([part for part in run.parts if isinstance(part, Finished)]):
         scene.listener.online(replace(run, parts=[*group]))
     for exponential in exponentials:
         if exponential.logits is not None or exponential.power is not None:
             scene.held -= math.prod(exponential.shape)
         exponential.logits = exponential.power = exponential.offset = None
-        exponential.way, exponential.node = (), Node("told", exponential.shape)
+        exponential.way = ()
+        exponential.node = exponential.value_node = Node("told", exponential.shape)
 
 
 def _of_the_same_rows(parts: list[Finished]) -> list[list[Finished]]:

@@ -127,7 +127,8 @@ def merged_heads(heads: Tensor) -> Tensor:
 
 def _gated(numbers: Numbers, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
     """Yield what may be gated: the attention's output by token, and what the inner modules give."""
-    if numbers.heads is not None:
+    # an output that could not be arranged by heads has no elements
+    if numbers.heads is not None and numbers.heads.dim() == 4:
         merged = merged_heads(numbers.heads.double())
         if merged.shape == shape:
             yield "", merged

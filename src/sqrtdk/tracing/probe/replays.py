@@ -20,12 +20,13 @@ from torch import Tensor
 
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.tape import graph, ops
-from sqrtdk.tracing.tape.graph import decided_by, dominator, evaluate
+from sqrtdk.tracing.tape.graph import ancestors, decided_by, dominator, evaluate
 from sqrtdk.tracing.tape.node import Node
 
 _MOST_REPLAYED_ELEMENTS = 2**22  # elements of one tensor
 _MOST_REPLAYED_OPERATIONS = 2**11  # operations of a part
 _CASTS = frozenset({"_to_copy", "to", "type_as", "_autocast_to_reduced_precision", "_autocast_to_full_precision"})
+_CUTS = frozenset({"detach", "alias"})
 _RESHAPES_TO_SIZE = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias"})
 # These address elements by position, so that a sample of the source would not do.
 _BY_PLACE = frozenset({"index", "index_select", "gather", "as_strided", "repeat"})
@@ -163,6 +164,64 @@ def subgraph_between(source: Node, end: Node) -> Subgraph | None:
             if not fixed if parent.act else decided_by(parent, source):
                 queue.append(parent)
     return Subgraph(source, end, tuple(sorted(order, key=lambda node: node.serial)), device)
+
+
+def run_again(ends: Collection[Node], known: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
+    """Return the values of nodes, computed again in float64 from the roots behind them, with autograd as it is set.
+
+    Casts and `detach` are left out.
+
+    Args:
+        ends: The nodes.
+        known: Values of nodes; those of roots, and of operands that the tape kept, need not be among them.
+
+    Raises:
+        RuntimeError: The values of an operand are not known.
+        Exception: An operation does not accept float64.
+    """
+    values = {**known}
+    moving = {node for node, value in known.items() if value.requires_grad}  # all else may be what it was
+    for node in sorted({node for end in ends for node in ancestors(end)}, key=lambda node: node.serial):
+        if node in values or node.op in _UNREPEATABLE:
+            continue
+        table = None if node.root is None or node.root.lookup is None else node.root.lookup[0]
+        moves = table in moving or any(parent in moving for parent in node.parents())
+        moving |= {node} if moves else set()
+        try:
+            value = _computed_again(node, values, moves)
+        except Exception:
+            if node in ends:
+                raise
+            continue
+        if value is not None:
+            values[node] = value.to(torch.float64) if value.is_floating_point() else value
+    return values
+
+
+def _computed_again(node: Node, values: dict[Node, Tensor], moves: bool) -> Tensor | None:
+    """Return the values of a node as `run_again` does; None for a constant, which is computed where it is an operand.
+
+    Args:
+        node: The node.
+        values: Values of nodes before it.
+        moves: Whether it may be another than in the recorded run.
+    """
+    lookup = None if node.root is None else node.root.lookup
+    if lookup is not None and lookup[0] in values:
+        return values[lookup[0]][lookup[1]]
+    if not node.args or (node.value is not None and not moves):
+        value = node.value if node.value is not None else evaluate(node)
+        # cat([torch.tensor([]), key], -2): a cache without tokens
+        return torch.zeros(node.shape) if value is None and not math.prod(node.shape) else value
+    if not (node.act or any(parent in values for parent in node.parents())):
+        return None
+    if node.op == "overwrite":
+        return _overwritten(node, values)
+    if node.op in _CUTS:
+        return values[next(node.parents())]
+    if node.op in _CASTS and not node.kwargs.get("dtype", torch.float64).is_floating_point:
+        return values[next(node.parents())].to(node.kwargs["dtype"])
+    return _ran(node, values, torch.float64, list(node.shape))
 
 
 def _is_operand(node: Node, parent: Node) -> bool:

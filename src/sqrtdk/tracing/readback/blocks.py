@@ -131,15 +131,19 @@ def positions_of(reading: Reading) -> tuple[Positions | None, Positions | None]:
     return (second, first) if reading.operands.axes.swapped else (first, second)
 
 
-def aligned(reading: Reading) -> Reading:
+def aligned(reading: Reading, places: tuple[Positions | None, Positions | None] | None = None) -> Reading:
     """Return the reading of a block with the position of its first key minus that of its first row.
 
     The offset tells a rotation from a factor. Without a rotation the reading is returned unchanged; if the positions
     are unknown, it says that the scale can't be read from the numbers.
+
+    Args:
+        reading: The block.
+        places: Positions of its rows and keys; None takes those of the operands of its product.
     """
     if not reading.query.moves:
         return reading
-    rows, keys = positions_of(reading)
+    rows, keys = places or positions_of(reading)
     if rows is None or keys is None or rows.total != keys.total:
         return replace(reading, no_slope=Message("trace.step.unknown_positions"))
     return replace(reading, offset=keys.first - rows.first)

@@ -32,6 +32,7 @@ from sqrtdk.tracing.readback.rotations import with_cancelled_decays
 from sqrtdk.tracing.readback.side import PERMUTED, ProductSide
 from sqrtdk.tracing.records import NotAttentionCode, Stage
 from sqrtdk.tracing.steps import OF_LOGITS, LearnedSinks, Offset, Unknown
+from sqrtdk.tracing.steps.placed import columns_before
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.node import Node, SoftmaxRun, back, origin
 
@@ -45,12 +46,14 @@ def read_eager(
 
     Args:
         softmax_run: the softmax.
-        value: the values that its weights multiply.
-        output: weights @ value.
+        value: the values that its weights multiply, as they lie in the product.
+        output: weights @ value, or value @ weights if the values come first.
         heads_hint: number of heads that the module declares.
     """
     if softmax_run.logits.is_nested:
         return read_nested(softmax_run, value)
+    if softmax_run.values_first:  # v.mT @ w.mT
+        value, output = value.mT, output.mT
     chain = read_chain(softmax_run.node)
     if chain.product is None or chain.product.product is None:
         return _without_product(softmax_run, chain, value, output)
@@ -96,6 +99,7 @@ def read_span(softmax_run: SoftmaxRun, value: Tensor, output: Tensor, span: Span
     # |q|^2 - 2 q.k + |k|^2, written out: the score is a squared distance, and -2 belongs to it.
     if distance is None and (rest := completed_distance(steps, query.factor * key.factor)) is not None:
         distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
+    first = span.first
     if softmax_run.sinks:
         steps = (*steps, LearnedSinks(column=False))
     if softmax_run.fault is not None:
@@ -108,7 +112,8 @@ def read_span(softmax_run: SoftmaxRun, value: Tensor, output: Tensor, span: Span
             Unknown(Message(OF_LOGITS)),
         )  # an offset that differs between keys is not a maximum taken off a row
     elif span.size is None and any(isinstance(step, LearnedSinks) and step.column for step in steps):
-        layout = replace(layout, columns=layout.columns - 1)  # the last column is the sink, not a key
+        layout = replace(layout, columns=layout.columns - 1)  # the first or the last column is the sink, not a key
+        first = sum(columns_before(view) for view in chain.views if view.op == "cat")
     return of_softmax(
         softmax_run,
         query,
@@ -123,7 +128,7 @@ def read_span(softmax_run: SoftmaxRun, value: Tensor, output: Tensor, span: Span
             axes,
             layout,
             met=softmax_run.met,
-            first=span.first,
+            first=first,
         ),
         dtype=value.dtype,
         logits_dtype=softmax_run.stored,

@@ -155,17 +155,33 @@ def place_rows(
     last = replace(axes, rows=axes.rows[-1:])
     along = projection_coordinate(query, _positions)
     if along is None:
-        return last
+        return last if single else _rows_of_one_head(axes, product, query, views) or last
     line = _at_softmax(along, axes, product, views)
     if line is None:
         return last
     rows = tuple(axis for axis in range(line.dim() - 1) if varies(line, axis))
     if not single:
-        return replace(axes, rows=tuple(axis for axis in axes.rows if axis in rows) or last.rows)
+        along_them = tuple(axis for axis in axes.rows if axis in rows)
+        if along_them:
+            return replace(axes, rows=along_them)
+        return _rows_of_one_head(axes, product, query, views) or last
     if rows:
         return replace(axes, rows=rows, windowed=True) if _runs_along(key, -2 if axes.swapped else -1) else last
     sizes = [size for axis, size in enumerate(shape) if axis != axes.keys % len(shape)]
     return last if sizes and sizes[-1] == 1 else replace(axes, rows=())
+
+
+def _rows_of_one_head(axes: Orientation, product: Node, query: Node, views: Sequence[Node]) -> Orientation | None:
+    """Return the orientation with `rows` set to those axes of it along which the queries' features are the same.
+
+    einsum("btkgh,bskh->btkgs", q, k) folds rows t and heads g into one axis of the product. The positions of q are
+    unknown if it comes from einsum("btd,ndh->btnh", x, w), which folds b and t.
+    None if the features can't be followed, or change along all axes.
+    """
+    channel = projection_coordinate(query, features)
+    line = None if channel is None else _at_softmax(channel, axes, product, views)
+    rows = () if line is None else tuple(axis for axis in axes.rows if not varies(line, axis))
+    return replace(axes, rows=rows) if rows else None
 
 
 def _runs_along(key: Node, columns: int) -> bool:

@@ -45,12 +45,8 @@ def to_softmax(value: Tensor, views: Iterable[Node]) -> Tensor:
         IndexError: the same.
     """
     for view in views:
-        if view.op == "cat":  # cat([logits, sinks], -1): the sink column is filled with any values
-            dim = int(view.args[1]) % value.dim() if len(view.args) > 1 else 0
-            column = value.narrow(dim, 0, 1).expand(
-                *[view.shape[dim] - n if d == dim else n for d, n in enumerate(value.shape)]
-            )
-            value = torch.cat([value, column], dim)
+        if view.op == "cat":
+            value = _beside_columns(view, value)
         elif view.op == "overwrite":
             value = extended_block(view, value)
         elif view.op in ops.CONTRACTIONS:  # heads mixed into another number of heads: `value` is taken from the first
@@ -59,6 +55,25 @@ def to_softmax(value: Tensor, views: Iterable[Node]) -> Tensor:
         else:
             value = replay(view, value)
     return value
+
+
+def _beside_columns(view: Node, value: Tensor) -> Tensor:
+    """Return a tensor at the place of the logits in `cat([logits, sinks], -1)`, or in `cat([sinks, logits], -1)`.
+
+    The columns of the sinks are filled with any values.
+    """
+    dim, before = int(view.args[1]) % value.dim() if len(view.args) > 1 else 0, columns_before(view)
+    column = value.narrow(dim, 0, 1)
+    counts = before, view.shape[dim] - value.shape[dim] - before
+    left, right = (column.expand(*[count if d == dim else n for d, n in enumerate(value.shape)]) for count in counts)
+    return torch.cat([left, value, right], dim)
+
+
+def columns_before(view: Node) -> int:
+    """Return how many columns lie before the logits: 1 in `cat([sinks, logits], -1)`, 0 for sinks behind them."""
+    dim = int(view.args[1]) if len(view.args) > 1 else 0
+    parents, main = list(view.parents()), view.main()
+    return sum(parent.shape[dim] for parent in parents[: next(at for at, p in enumerate(parents) if p is main)])
 
 
 @dataclass(frozen=True, slots=True)

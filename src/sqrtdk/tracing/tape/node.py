@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.records import CallFault, NotAttentionCode, Stage
+from sqrtdk.tracing.records import CallFault, NotAttentionCode, Referable, Stage
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.places import Place
 
@@ -113,6 +113,7 @@ class SoftmaxEntry:
     formula: str | None = None  # the formula as far as it was read
     reported: bool = False  # it is reported, and nothing can be added
     record: int | None = None  # index of its record in the trace
+    logits: Node | None = None  # stands for those of an attention that is one operation and returns their lse
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,6 +143,7 @@ class SoftmaxRun:
     met: Tensor | None = None  # weights at the value product, (..., L, S), if a mixing may have shown hidden keys
     used: Tensor | None = None  # weights at the value product, (..., L, S), if the trace keeps values
     fault: CallFault | None = None  # why it is wrong: the value product sums over another axis than the softmax
+    values_first: bool = False  # the value product is v.mT @ weights.mT: channels before keys, (..., Ev, L)
     edges: EdgeGroups | None = None  # it runs over the edges of a graph, by scattered sums
     ended: Callable[[SoftmaxRun], None] | None = None  # called when the last of its weights is gone
 
@@ -161,6 +163,8 @@ class Exponential:
     offset: Tensor | None  # m; None if nothing is subtracted
     maximum: int | None  # serial number of m's node, if m is computed from the data
     value: Tensor  # the values that it multiplies, (..., Sv, Ev)
+    value_node: Node
+    values_first: bool  # the value product is v.mT @ exp(z - m).mT
     shape: tuple[int, ...]  # shape of z
     dim: int  # the axis of the keys
     base: float  # base of the power, e or 2
@@ -185,6 +189,7 @@ class Online:
     parts: list[Exponential | Finished]
     output: Tensor
     loose: bool = False  # sums under different maxima were added without rescaling
+    whole: bool = False  # one sum of exponentials divided or weighed all parts, so that they are one attention
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,13 +206,11 @@ class Root:
     """Facts about a root, a node at which the way back from a softmax ends: a projection or an input."""
 
     source: int | None = None  # serial number of the projection's input; two projections of one tensor share it
-    # Serial numbers of that input and of its own sources, up to the nearest sum of branches.
-    lineage: frozenset[int] = frozenset()
+    lineage: frozenset[int] = frozenset()  # of that input and its own sources, up to the nearest sum of branches
     width: int | None = None  # number of features that the projection sums over
     features: int = -1  # the axis of the result's features: -2 for `W @ x`
     additive: bool = False  # the root is an additive score, v . tanh(q + k)
-    # True: it projects all pairs of rows of two activations, or a curve over them. False: pairs with a single row.
-    paired: bool | None = None
+    paired: bool | None = None  # True: it projects all pairs of rows of two activations. False: pairs with a single row
     gathered_by: int | None = None  # serial number of the index that gathered the projection's input rows: x[target]
     projects: bool = False  # a library's operation is the projection, or its result was dequantised
     inverse: bool = False  # a product of weights with themselves, a step to their inverse (Nystroem)
@@ -216,6 +219,7 @@ class Root:
     matrices: int = 1  # number of projection matrices, one per head: entry n is projected by matrix n % matrices
     part: bool = False  # the projection uses one rank's shard of a weight
     multiplied: Multiplied | None = None  # the projection's operands, if the trace keeps them
+    lookup: tuple[Node, Tensor] | None = None  # the table and the rows that were read from it, likewise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,8 +235,7 @@ class Product:
 class Pairs:
     """Two activations whose rows are combined element by element, before the views that broadcast them.
 
-    `both` is True if each has an axis that the other lacks, or if two lists gathered their rows: every row of one is
-    then combined with rows of the other.
+    `both` is True if each has an axis that the other lacks, or if two lists gathered their rows.
     """
 
     left: Node
@@ -262,8 +265,8 @@ class Partial:
     weighed: bool = False  # multiplied by a share of a sum of exponentials: o * exp(lse_1 - lse)
 
 
-@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
-class Node:
+@dataclass(slots=True, eq=False, repr=False)
+class Node(Referable):
     """The record of one tensor: its operation, its operands, and its role for a softmax that may follow."""
 
     op: str  # operator without namespace and overload, "input", "parameter", "buffer", "constant" or "overwrite"
@@ -282,8 +285,7 @@ class Node:
     serial: int = field(init=False, default_factory=_SERIAL.__next__)  # rank in the order of creation
     learned: bool = False  # made from parameters alone; for a product: one of its sides is
 
-    # `pairs`: rows of two activations combined element by element, q[:, None] * k[None]. `summed`: a sum over the
-    # features of such pairs, which becomes a product of queries and keys once it enters a softmax.
+    # `summed`: a sum over the features of pairs, which becomes a product of q and k once it enters a softmax
     pairs: Pairs | None = None
     summed: Product | None = None
     product: Product | None = None  # set if the node is a product of queries and keys

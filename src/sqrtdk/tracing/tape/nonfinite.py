@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from sqrtdk._modes import EagerMode, eager_compiler
 from sqrtdk.errors import SqrtdkError
 from sqrtdk.tracing.tape import places
-from sqrtdk.tracing.tape.ops import CONTRACTIONS
+from sqrtdk.tracing.tape.ops import CONTRACTIONS, base_name
 from sqrtdk.tracing.tape.places import Sites
-from sqrtdk.tracing.tape.recorder import base_name
 from sqrtdk.tracing.tape.stance import fast_path_off
 from sqrtdk.tracing.tape.travel import tensors_in
 

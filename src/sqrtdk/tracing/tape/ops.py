@@ -1,6 +1,13 @@
-"""Literal tables of what each aten operation means to the lineage, by operator name without its overload."""
+"""Literal tables of what each aten operation means to the lineage, by operator name without its overload.
+
+Below them, names and arguments of one call of an operation.
+"""
 
 from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
 
 RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten"})
 _ORDERS = frozenset({"permute", "transpose", "t", "movedim", "roll", "flip"})
@@ -76,3 +83,37 @@ NORM_OPERATIONS = {
 RANDOM = _RANDOM_LIKE | {"randn", "rand", "normal", "uniform", "randint"}
 
 CLAMPS = frozenset({"clamp", "clamp_min", "clamp_max", "maximum", "minimum", "nan_to_num"})
+
+
+def with_argument(args: Any, place: int, value: Tensor) -> Any:
+    """Return the positional arguments with another one at a place."""
+    return (*args[:place], value, *args[place + 1 :])
+
+
+def written_tensors(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the tensors that an operation writes to."""
+    if not func._schema.is_mutable:
+        return []
+    given = bound_arguments(func, args, kwargs)
+    writes = (arg.name for arg in func._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write)
+    return [tensor for name in writes if isinstance(tensor := given.get(name), Tensor)]
+
+
+def base_name(func: Any) -> str:
+    """Return the name of an operator without namespace and overload, "mul" for `aten::mul_.Tensor`.
+
+    The "_" at the end of an in-place operator is left out as well.
+    """
+    name = str(func._schema.name).split("::")[1]
+    return name[:-1] if name.endswith("_") and not name.startswith("__") else name
+
+
+def is_on(value: Any) -> bool:
+    """Whether an argument is a tensor, or neither None, False nor 0."""
+    return isinstance(value, Tensor) or bool(value)
+
+
+def bound_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the arguments by the names of the operator's schema."""
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}

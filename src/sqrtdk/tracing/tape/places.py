@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from sqrtdk._wrappers import named_buffers, named_modules, named_parameters
+
 Place = tuple[CodeType, int]
 
 FORWARDING_PACKAGES = ("einops", "opt_einsum", "jaxtyping", "beartype", "functorch")  # packages that only forward calls
@@ -46,6 +48,7 @@ _MACHINERY = {
     _SQRTDK + "tracing" + os.sep: _NOBODY,
     _SQRTDK + os.path.join("models", "run.py"): _NOBODY,  # its modes run between the model and torch
     _SQRTDK + os.path.join("models", "alone.py"): _NOBODY,
+    _SQRTDK + "_modes.py": _NOBODY,
     _SQRTDK + "audit" + os.sep: _AUDIT,
     _SQRTDK + os.path.join("compare", "sides.py"): _AUDIT,  # the one file of a comparison that runs models
     _SQRTDK + os.path.join("recording", "record.py"): _AUDIT,
@@ -154,7 +157,7 @@ class Sites:
         self.classes: dict[str, str] = {}
         self.modules: dict[str, nn.Module] = {}
         if model is not None:
-            for name, module in model.named_modules():
+            for name, module in named_modules(model):
                 self.learn(name, module)
         self.stack: list[nn.Module] = []
         self.entering: Callable[[nn.Module, tuple[Any, ...]], None] | None = None  # called at outermost module calls
@@ -241,10 +244,10 @@ def module_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     Attributes that are containers or plain objects are searched as well, to a limited depth.
     """
-    yield from model.named_parameters()
-    yield from model.named_buffers()
+    yield from named_parameters(model)
+    yield from named_buffers(model)
     known: set[int] = set()
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         for key, item in vars(module).items():
             if key in ("_parameters", "_buffers", "_modules"):
                 continue

@@ -7,7 +7,7 @@ or a fused attention kernel runs, the listener is called and reads the formula f
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,10 +22,10 @@ from sqrtdk.errors import kind_and_text
 from sqrtdk.impl.call import Call, transformed
 from sqrtdk.messages import Message
 from sqrtdk.tracing.tape import ops, places
-from sqrtdk.tracing.tape.node import Node, Online, SoftmaxEntry, SoftmaxRun
+from sqrtdk.tracing.tape.node import Node, Online, Product, SoftmaxEntry, SoftmaxRun
 from sqrtdk.tracing.tape.places import Place, Sites
 from sqrtdk.tracing.tape.store import NodeStore
-from sqrtdk.tracing.tape.travel import NAMESPACES, Travel
+from sqrtdk.tracing.tape.travel import NAMESPACES, Travel, world_size
 
 
 @dataclass(slots=True)
@@ -40,6 +40,7 @@ class KernelCall:
     place: Place | None = None  # source line
     lse: Tensor | None = None  # log of the sums of exponentials, (B, H, L), if the operator returns it
     turned_off: frozenset[str] = frozenset()  # arguments passed as False or 0 although their default is on
+    entry: SoftmaxEntry | None = None  # of the attention, if other blocks of keys may be merged with it
 
     @property
     def vectors(self) -> list[Node]:
@@ -56,6 +57,7 @@ class WholeCall:
     output: Tensor
     site: str
     place: Place | None
+    entry: SoftmaxEntry | None = None  # of the attention, if other blocks of keys may be merged with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ class Recorder(EagerMode):
     def __enter__(self) -> Recorder:
         self._thread = threading.get_ident()
         self._again = torch._C._current_graph_task_id() != -1
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     # -- running ---------------------------------------------------------------------------------------------------
@@ -184,7 +186,7 @@ class Recorder(EagerMode):
             self._guard(self.store.asked.attach)
         if not hasattr(func, "_schema"):
             return self._higher_order(func, args, kwargs)
-        name = base_name(func)
+        name = ops.base_name(func)
         kinds = {kind.__name__ for kind in types}
         if _JAGGED in kinds or (_SHARDED in kinds and not self._is_ring(func, args)):
             for arg in (*args, *kwargs.values()) if _SHARDED in kinds else ():
@@ -225,6 +227,7 @@ class Recorder(EagerMode):
         if self.store.asked is not None:
             self._guard(self.store.asked.attach)
         site, place, nodes = self.sites.here(), places.current_place(), self._nodes(inputs)
+        entry = None if call.aux is None or not call.aux.lse else self._entry(call.query, call.keys, call.dtype)
         self._guard(self.store.lose, inputs.values())
         factor = self.listener.enlarge(site)
         larger = call if factor is None else replace(call, query=call.query * factor)
@@ -235,13 +238,46 @@ class Recorder(EagerMode):
             self._within = False
         before, _reading.only = _reading.only, self
         try:
-            self._guard(self.listener.whole, WholeCall(larger, nodes, results[0], site, place))
+            self._guard(self.listener.whole, WholeCall(larger, nodes, results[0], site, place, entry))
         finally:
             _reading.only = before
         for result in results:
             if isinstance(result, Tensor):
                 self._guard(self.store.new_root, "attention", result)
+        if entry is not None:
+            self._guard(self._may_merge, entry, nodes, results[0], results[-1].lse)
         return results
+
+    def merged(self, outputs: Sequence[Tensor], lses: Sequence[Tensor], run: Callable[[], Any]) -> Any:
+        """Run a merge of attentions to several blocks of keys; if all have been recorded, they are one from there on.
+
+        Args:
+            outputs: of the blocks.
+            lses: of the blocks.
+            run: computes the merged output and lse.
+        """
+        of_outputs, of_lses = ([self.store.node(one) for one in each] for each in (outputs, lses))
+        known = all(node.partial is not None for node in of_outputs) and all(node.products for node in of_lses)
+        if self._ignores() or transformed() or not known:
+            return run()
+        self._within = True
+        try:
+            output, lse = run()
+        finally:
+            self._within = False
+        self._guard(self.classifier.merged, of_outputs, of_lses, output, lse)
+        return output, lse
+
+    def _entry(self, query: Tensor, keys: int, dtype: torch.dtype) -> SoftmaxEntry:
+        """Return the entry of an attention that is one operation and returns its lse."""
+        shape, site = (*query.shape[:-1], keys), self.sites.here()
+        logits = Node("logits", shape, act=True, site=site, product=Product(dtype, None))
+        return SoftmaxEntry(site, shape, place=places.current_place(), logits=logits)
+
+    def _may_merge(self, entry: SoftmaxEntry, nodes: dict[str, Node], output: Tensor, lse: Tensor | None) -> None:
+        """Mark the results of an attention that was recorded, so that other blocks of keys may be merged with it."""
+        if entry.record is not None and lse is not None and {"query", "key"} <= nodes.keys():
+            self.classifier.whole(entry, (nodes["query"], nodes["key"]), output, lse)
 
     def _is_foreign(self, func: Any, name: str, types: Any) -> bool:
         """Whether its tensors are of a subclass that is not followed; an attention on them is reported as missed."""
@@ -264,7 +300,7 @@ class Recorder(EagerMode):
         return any(placement.is_shard(args[0].dim() - 2) for placement in placements)
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        written = _written(func, args, kwargs)
+        written = ops.written_tensors(func, args, kwargs)
         self._guard(self.store.save_before_write, written)
         enlarge = name in _MULTIPLYING and not self.scene.flex
         output = func(*(self._enlarged(name, args) if enlarge else args), **kwargs)
@@ -276,7 +312,7 @@ class Recorder(EagerMode):
         turned = self.classifier.rotations(args, output) if foreign else {}
         if foreign and not turned and self.classifier.may_attend(name, args, kwargs, output):
             reason = Message("trace.missed.opaque", name=f"{func.namespace}::{name}")
-            nodes = self._nodes(_bind(func, args, kwargs))
+            nodes = self._nodes(ops.bound_arguments(func, args, kwargs))
             operands = Operands(name, {key: node for key, node in nodes.items() if node.act})
             self.listener.missed(self.sites.here(), reason, operands)
         if foreign and output is None:  # the operation writes its result into an argument
@@ -284,7 +320,7 @@ class Recorder(EagerMode):
         self.classifier.note(func, name, args, kwargs, output, turned)
         self.store.note_write(written)
         if func.namespace in NAMESPACES:
-            self.scene.travel.note(self.store, name, _bind(func, args, kwargs), output)
+            self.scene.travel.note(self.store, name, ops.bound_arguments(func, args, kwargs), output)
 
     def _nodes(self, named: dict[str, Any]) -> dict[str, Node]:
         return {key: self.store.node(value) for key, value in named.items() if isinstance(value, Tensor)}
@@ -318,12 +354,12 @@ class Recorder(EagerMode):
     # -- attention kernels -----------------------------------------------------------------------------------------
 
     def _run_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
-        passed, whole = _bind(func, args, kwargs), func._schema.name
+        passed, whole = ops.bound_arguments(func, args, kwargs), func._schema.name
         defaults = {arg.name: arg.default_value for arg in func._schema.arguments if arg.has_default_value()}
         names = [arg.name for arg in func._schema.arguments if arg.name in passed or arg.name in defaults]
         named = {name: passed[name] if name in passed else defaults[name] for name in names}
-        turned_off = frozenset(name for name in passed if not _is_on(passed[name]) and _is_on(defaults.get(name)))
-        site, written = self.sites.here(), _written(func, args, kwargs)
+        turned_off = frozenset(name for name in passed if not ops.is_on(passed[name]) and ops.is_on(defaults.get(name)))
+        site, written = self.sites.here(), ops.written_tensors(func, args, kwargs)
         nodes = self._nodes(named)
         self._guard(self.store.lose, named.values())
         self._guard(self.store.save_before_write, written)
@@ -331,7 +367,10 @@ class Recorder(EagerMode):
         factor = None if query is None else self.listener.enlarge(site)
         if query is not None and factor is not None:
             larger, place = named[query] * factor, list(named).index(query)
-            args, kwargs = (args, kwargs | {query: larger}) if query in kwargs else (_with(args, place, larger), kwargs)
+            if query in kwargs:
+                kwargs = kwargs | {query: larger}
+            else:
+                args = ops.with_argument(args, place, larger)
             named[query] = larger
         output = func(*args, **kwargs)
         several = output if isinstance(output, (tuple, list)) else (output,)
@@ -339,11 +378,16 @@ class Recorder(EagerMode):
         if results:
             # Flash kernels return the logsumexp second: it has the output's shape without the features.
             lse = results[1] if len(results) > 1 and results[1].shape == results[0].shape[:-1] else None
+            # Every fused kernel returns an lse for its backward pass; only blocks of a ring are merged by it.
+            blocks = lse is not None and "key" in nodes and world_size() > 1
+            entry = self._entry(results[0], nodes["key"].shape[-2], torch.float32) if blocks else None
             self.listener.kernel(
-                KernelCall(whole, named, nodes, results[0], site, places.current_place(), lse, turned_off)
+                KernelCall(whole, named, nodes, results[0], site, places.current_place(), lse, turned_off, entry)
             )
         for result in results:
             self._guard(self.store.new_root, whole.removeprefix("aten::"), result)
+        if results and entry is not None:
+            self._guard(self._may_merge, entry, nodes, results[0], lse)
         self._guard(self.store.note_write, written)
         return output
 
@@ -352,37 +396,4 @@ class Recorder(EagerMode):
         if not self.classifier.is_product(args[left], args[right]):
             return args
         factor = self.listener.enlarge(self.sites.here())
-        return args if factor is None else _with(args, left, args[left] * factor)
-
-
-def _with(args: Any, place: int, value: Tensor) -> Any:
-    return (*args[:place], value, *args[place + 1 :])
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """Return the tensors that an operation writes to."""
-    if not func._schema.is_mutable:
-        return []
-    given = _bind(func, args, kwargs)
-    writes = (arg.name for arg in func._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write)
-    return [tensor for name in writes if isinstance(tensor := given.get(name), Tensor)]
-
-
-def base_name(func: Any) -> str:
-    """Return the name of an operator without namespace and overload, "mul" for `aten::mul_.Tensor`.
-
-    The "_" at the end of an in-place operator is left out as well.
-    """
-    name = str(func._schema.name).split("::")[1]
-    return name[:-1] if name.endswith("_") and not name.startswith("__") else name
-
-
-def _is_on(value: Any) -> bool:
-    """Whether an argument is a tensor, or neither None, False nor 0."""
-    return isinstance(value, Tensor) or bool(value)
-
-
-def _bind(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Return the arguments by the names of the operator's schema."""
-    names = [argument.name for argument in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+        return args if factor is None else ops.with_argument(args, left, args[left] * factor)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 from sqrtdk.tracing.tape.recorder import unseen
@@ -87,15 +86,3 @@ def _size_of(tensor: Tensor) -> float:
     """Return the root mean square of the entries."""
     with torch.no_grad(), unseen():
         return float(tensor.detach().double().square().mean().sqrt())
-
-
-def hint_for(model: object, otherwise: str) -> str:
-    """Return a hint for an error message on what to pass in place of `model`.
-
-    Args:
-        model: what was passed although it is no module.
-        otherwise: the hint for anything but an ExportedProgram.
-    """
-    if isinstance(model, ExportedProgram):
-        return "An ExportedProgram runs by its module: pass program.module()."
-    return otherwise

@@ -105,6 +105,10 @@ class NodeStore:
             self._sharing = {key: refs for key, refs in shared.items() if refs}
             self._loose = [ref for ref in self._loose if ref() is not None]
 
+    def tensors_of(self, nodes: Collection[Node]) -> dict[Node, Tensor]:
+        """Return the tensors, as far as they are alive, of some nodes."""
+        return {node: tensor for tensor, node in self._nodes.items() if node in nodes}
+
     def is_node(self, tensor: Tensor, node: Node) -> bool:
         """Return whether `node` is the current node of `tensor`; it is not if the tensor was written to since."""
         return bool(self._nodes.get(tensor) is node)

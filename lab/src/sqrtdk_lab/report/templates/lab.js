@@ -42,5 +42,28 @@
     target.scrollIntoView();
   });
 
+  // A formula can't wrap: one that is wider than its box is written smaller, as long as it can be read.
+  // One that would be too small beside the text gets the whole width below it.
+  const SMALLEST_FORMULA_PX = 11;
+  function shrink(box) {
+    box.style.fontSize = "";
+    for (let tries = 0; tries < 4 && box.scrollWidth > box.clientWidth; tries += 1) {
+      const size = parseFloat(getComputedStyle(box).fontSize);
+      const fits = Math.floor((size * box.clientWidth * 20) / box.scrollWidth) / 20;
+      box.style.fontSize = `${Math.max(fits, SMALLEST_FORMULA_PX)}px`;
+    }
+    return box.scrollWidth <= box.clientWidth;
+  }
+  function fit() {
+    for (const box of document.querySelectorAll(".formula")) {
+      const beside = box.closest(".body.beside");
+      if (shrink(box) || !beside) continue;
+      beside.classList.remove("beside");
+      shrink(box);
+    }
+  }
+  fit();
+  window.addEventListener("resize", fit);
+
   document.querySelector(".controls").hidden = false;
 })();

@@ -1,0 +1,1 @@
+"""Compares the gradients of two models."""

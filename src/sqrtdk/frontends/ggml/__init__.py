@@ -1,0 +1,1 @@
+"""Graphs of ggml, the library below llama.cpp, as torch modules."""

@@ -1,0 +1,1 @@
+"""MLX functions and modules as torch modules."""

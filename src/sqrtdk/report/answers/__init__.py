@@ -1,0 +1,1 @@
+"""The comparison with a side that answers: terminal, JSON, page."""
