@@ -14,6 +14,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils._python_dispatch as dispatch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
@@ -28,6 +29,11 @@ _EXPECTED_WARNINGS = (
 _lock = threading.Lock()
 _open = 0
 _stance = ExitStack()
+# So are torch's flags that say whether a mode is open. Each mode puts back what it found: of two that overlap in
+# threads the last one puts back that the first is open, and up to torch 2.8 nothing is compiled from then on.
+_FLAGS = tuple(name for name, value in vars(dispatch).items() if name.startswith("_is_in_") and isinstance(value, bool))
+_modes_open = 0
+_flags_before: dict[str, bool] = {}
 
 
 class EagerMode(TorchDispatchMode):
@@ -64,8 +70,21 @@ class EagerMode(TorchDispatchMode):
             for operator in torch._ops._higher_order_ops.values():
                 if type(self) not in operator.python_key_table:
                     operator.py_impl(type(self))(partial(_pass_on, operator))
-        mode: Self = super().__enter__()  # type: ignore[no-untyped-call]
+        global _modes_open
+        with _lock:
+            if _modes_open == 0:
+                _flags_before.update({name: getattr(dispatch, name) for name in _FLAGS})
+            mode: Self = super().__enter__()  # type: ignore[no-untyped-call]
+            _modes_open += 1
         return mode
+
+    def __exit__(self, *raised: Any) -> None:
+        global _modes_open
+        with _lock:
+            super().__exit__(*raised)  # type: ignore[no-untyped-call]
+            _modes_open -= 1
+            if _modes_open == 0:
+                vars(dispatch).update(_flags_before)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -107,9 +107,6 @@ LACKS = (
         "tests/attention/test_attention_kernel_learning.py::test_a_compiled_program_has_the_table_in_one_graph",
         "tests/nn/test_nn_modules.py::test_a_compiled_module_is_the_same",
     )),
-    Lack("torch", "2.11", "a compiler that still compiles after threads have traced at once", (
-        "tests/trace/test_trace_nesting.py::test_a_compiled_module_is_recorded",
-    )),
     Lack("torch", "2.8", "a compiler that follows it in one graph", (
         "tests/attention/test_attention_alignment.py::test_while_compiling_too",
         "tests/attention/test_attention_kernel.py::test_compiled_by_torch_it_gives_the_same",
