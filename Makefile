@@ -102,6 +102,7 @@ real: | .venv/bin/python
 
 lint: .venv/.dev
 	$(BIN)/ruff check
+	$(BIN)/ruff check --preview --select PLW1514  # a text file's encoding; a preview in pyproject.toml changes other rules
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/mypy --platform win32 --no-warn-unreachable --cache-dir .mypy_cache/win32  # nothing that Windows lacks

@@ -104,7 +104,7 @@ def main() -> int:
             "load": os.getloadavg()[0],
         }
         record = here | figures | {"help_runs_s": times, "bars": BARS}
-        Path(options.json).write_text(json.dumps(record, indent=2) + "\n")
+        Path(options.json).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     missed = [name for name, bar in BARS.items() if figures[name] > bar]
     complete = figures["calls"] == figures["exact"] == CONFIG["num_hidden_layers"]
     print("missed: " + ", ".join(missed) if missed else "every bar is met" if complete else "calls are missing")

@@ -91,7 +91,7 @@ def work(rank: int, options: argparse.Namespace, folder: str) -> None:
         name: measure(model, x, rows, options.repeats) for name, rows in (("all rows", None), (some, options.rows))
     }
     if rank == 0:
-        Path(folder, "found.json").write_text(json.dumps(found))
+        Path(folder, "found.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -110,7 +110,7 @@ def main() -> None:
             process.start()
         for process in processes:
             process.join()
-        found = json.loads(Path(folder, "found.json").read_text())
+        found = json.loads(Path(folder, "found.json").read_text(encoding="utf-8"))
     sizes = {name: value for name, value in vars(options).items() if name != "json"}
     record = {"benchmark": "watch_ranks", "date": str(date.today()), "clock": "CPU seconds of all ranks", **sizes}
     record |= {"torch": torch.__version__, "machine": cpu_name(), "found": found}

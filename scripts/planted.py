@@ -145,7 +145,7 @@ class Progress:
 
 def recorded(records: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """The record so far."""
-    lines = records.read_text().splitlines() if records.exists() else []
+    lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
     return {(row["table"], row["name"]): row for row in map(json.loads, lines)}
 
 

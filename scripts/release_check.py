@@ -1,39 +1,51 @@
 """The release checklist: build wheels and sdist, look into them, install each in clean environments, run them.
 
 The library is tried alone first, without what the lab needs, and then with the wheel of the lab. Each extra is then
-tried alone with this Python and the pinned torch: release_extras.py says what it has to run.
+tried alone with the pinned torch, on this Python and on the oldest and the newest of the others: release_extras.py
+says what it has to run.
 
     python scripts/release_check.py                 # each Python from 3.10 to 3.14 and each torch that is to be had
     python scripts/release_check.py --python python3.12 --torch 2.13.0
     python scripts/release_check.py --cuda          # also where the index has the CUDA build of torch alone (gigabytes)
 
 It needs hatchling (in the extra `dev`), and the index that pip is set up for. The environments go into out/release, and
-so does release.json, with what each combination said. What is not to be had is told with its reason, and makes the exit
-code 0 only if at least one combination ran: 1 says that a step failed.
+so does release.json, with what each combination said; torch alone goes into out/torch, and stays there. What is not to
+be had is told with its reason, and makes the exit code 0 only if at least one combination ran: 1 says that a step
+failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
 from install_lines import PUBLISHED
 from page_programs import programs
-from release_extras import PROGRAMS
+from release_environments import (
+    ROOT,
+    StepError,
+    environment,
+    install,
+    interpreter,
+    last_line,
+    run,
+    torch_versions,
+    version_of,
+)
+from release_extras import PROGRAMS, VARIABLES
 
-ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OLDEST_TORCH = "2.6.0"
 PYTHONS = ("python3.10", "python3.11", "python3.12", "python3.13", "python3.14")
@@ -59,22 +71,12 @@ class Outcome:
     reason: str = ""
 
 
-def _run(*command: str | Path, timeout: float = 1200, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout, check=False)
-
-
-def _last_line(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")]
-    return (errors or lines or ["no output"])[-1]
-
-
 def build(folder: Path) -> list[Path]:
     """Build sdist and wheel, as an index would get them."""
-    done = _run(sys.executable, "-m", "hatchling", "build", "-d", folder, "-t", "sdist", "-t", "wheel")
+    done = run(sys.executable, "-m", "hatchling", "build", "-d", folder, "-t", "sdist", "-t", "wheel")
     if done.returncode:
         raise SystemExit(f"The build failed:\n{done.stdout}{done.stderr}")
-    done = _run(sys.executable, "-m", "pip", "-q", "wheel", "--no-deps", "--wheel-dir", folder, ROOT / "lab")
+    done = run(sys.executable, "-m", "pip", "-q", "wheel", "--no-deps", "--wheel-dir", folder, ROOT / "lab")
     if done.returncode:
         raise SystemExit(f"The build of the lab failed:\n{done.stdout}{done.stderr}")
     return [next(folder.glob(name)) for name in ("*.tar.gz", "sqrtdk-*.whl", "sqrtdk_lab-*.whl")]
@@ -115,91 +117,108 @@ def inspect(sdist: Path, wheel: Path, lab: Path) -> list[Outcome]:
     return [Outcome(step, "failed" if names else "ok", ", ".join(sorted(names)[:5])) for step, names in wrong.items()]
 
 
-def torch_versions(python: str) -> dict[str, bool]:
-    """The versions of torch on pip's index, newest first, each with whether its build is one without CUDA."""
-    done = _run(python, "-m", "pip", "index", "versions", "torch")
-    listed = re.search(r"Available versions: (.*)", done.stdout)
-    versions = [version.strip() for version in listed[1].split(",")] if listed else []
-    alone = sys.platform != "linux"  # elsewhere the plain build has no CUDA
-    return {version.split("+")[0]: alone or f"{version.split('+')[0]}+cpu" in versions for version in versions}
-
-
 def try_out(package: Path, lab: Path, python: str, torch: str, folder: Path) -> Outcome:
-    """Install a package into a new environment with this torch, and do what a user does first; then add the lab."""
-    step = f"{package.name} on {Path(python).name}, torch {torch}"
-    shutil.rmtree(folder, ignore_errors=True)
-    made = _run(python, "-m", "venv", folder)
-    if made.returncode:
-        return Outcome(step, "not available", _last_line(made))
-    pip = (folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q", "install")
-    for what in (f"torch=={torch}", str(package)):
-        done = _run(*pip, what)
-        if done.returncode:
-            return Outcome(step, "not available" if what != str(package) else "failed", _last_line(done))
-    there = f"from importlib.util import find_spec; print([name for name in {OF_LAB} if find_spec(name)])"
-    found = _run(folder / "bin" / "python", "-c", there).stdout.strip()
-    if found != "[]":
-        return Outcome(step, "failed", f"the library alone brings {found}")
-    if wrong := _wrong(folder, COMMANDS):
-        return Outcome(step, "failed", wrong)
-    for code, _ in programs((ROOT / "README.md").read_text(encoding="utf-8")):
-        done = _run(folder / "bin" / "python", "-W", "error", "-c", code)
-        if done.returncode:
-            return Outcome(step, "failed", f"a program of the README: {_last_line(done)}")
-    done = _run(*pip, str(lab))
-    wrong = _last_line(done) if done.returncode else _wrong(folder, LAB_COMMANDS)
-    if wrong:
-        return Outcome(step, "failed", f"with the lab: {wrong}")
-    return Outcome(step, "ok")
+    """Install a package into a new environment with this torch, and do what a user does first; then add the lab.
+
+    Args:
+        package: Wheel or sdist.
+        lab: The lab's wheel.
+        python: The interpreter.
+        torch: Version of torch.
+        folder: Where environments with torch alone lie.
+    """
+    step, place = f"{package.name} on Python {version_of(python)}, torch {torch}", package.parent / "environment"
+    try:
+        environment(python, torch, folder, place)
+    except StepError as error:
+        return Outcome(step, "not available", str(error))
+    try:
+        install(place, package)
+        there = f"from importlib.util import find_spec; print([name for name in {OF_LAB} if find_spec(name)])"
+        found = run(interpreter(place), "-c", there).stdout.strip()
+        if found != "[]":
+            return Outcome(step, "failed", f"the library alone brings {found}")
+        if wrong := _wrong(place, COMMANDS):
+            return Outcome(step, "failed", wrong)
+        for code, _ in programs((ROOT / "README.md").read_text(encoding="utf-8")):
+            done = run(interpreter(place), "-W", "error", "-c", code)
+            if done.returncode:
+                return Outcome(step, "failed", f"a program of the README: {last_line(done)}")
+        install(place, lab)
+    except StepError as error:
+        return Outcome(step, "failed", str(error))
+    wrong = _wrong(place, LAB_COMMANDS)
+    return Outcome(step, "failed", f"with the lab: {wrong}") if wrong else Outcome(step, "ok")
 
 
-def try_extra(extra: str, program: str, wheel: Path, torch: str, folder: Path) -> Outcome:
+def try_extra(extra: str, wheel: Path, python: str, torch: str, folder: Path) -> Outcome:
     """Install the library with one extra into a new environment, and run the extra's program in an empty directory."""
-    step = f"{wheel.name}[{extra}] on {Path(sys.executable).name}, torch {torch}"
-    shutil.rmtree(folder, ignore_errors=True)
-    (empty := folder / "empty").mkdir(parents=True)
-    python = folder / "bin" / "python"
-    pip = (python, "-m", "pip", "--disable-pip-version-check", "-q", "install", f"torch=={torch}")
-    for command in ((sys.executable, "-m", "venv", folder), (*pip, f"{wheel}[{extra}]")):
-        done = _run(*command)
-        if done.returncode:
-            return Outcome(step, "failed", _last_line(done))
-    done = _run(python, "-c", program, cwd=empty)
-    return Outcome(step, "failed" if done.returncode else "ok", _last_line(done) if done.returncode else "")
+    step = f"{wheel.name}[{extra}] on Python {version_of(python)}, torch {torch}"
+    place = wheel.parent / "environment"
+    try:
+        environment(python, torch, folder, place)
+        install(place, f"{wheel}[{extra}]", beside=wheel.parent, variables=VARIABLES.get(extra))
+    except StepError as error:
+        return Outcome(step, "failed" if error.available else "not available", str(error))
+    (empty := place / "empty").mkdir()
+    done = run(interpreter(place), "-c", PROGRAMS[extra], ROOT, cwd=empty)
+    return Outcome(step, "failed" if done.returncode else "ok", last_line(done) if done.returncode else "")
 
 
 def _wrong(folder: Path, commands: Sequence[tuple[Sequence[str], int]]) -> str:
     """Run commands in an environment; return the first whose exit code is another, or ""."""
     for arguments, expected in commands:
-        done = _run(folder / "bin" / "sqrtdk", *arguments)
+        done = run(interpreter(folder).with_name("sqrtdk"), *arguments)
         if done.returncode != expected:
-            return f"sqrtdk {' '.join(arguments)}: exit code {done.returncode}: {_last_line(done)}"
+            return f"sqrtdk {' '.join(arguments)}: exit code {done.returncode}: {last_line(done)}"
     return ""
 
 
-def matrix(pythons: list[str], torches: list[str], packages: list[Path], folder: Path, cuda: bool) -> list[Outcome]:
-    """Each Python with each torch: the wheel in all of them, the sdist in the first that there is."""
-    outcomes: list[Outcome] = []
+def pythons_here(names: Sequence[str]) -> tuple[list[str], list[Outcome]]:
+    """The paths of the interpreters that are here with venv, and an outcome for each other name."""
+    here, missing = [], []
+    for name in names:
+        found = shutil.which(name)
+        if found is None or run(found, "-c", "import venv, ensurepip").returncode:
+            missing.append(Outcome(Path(name).name, "not available", "no such Python here, or one without venv"))
+        else:
+            here.append(found)
+    return here, missing
+
+
+def not_to_be_had(python: str, torch: str, cuda: bool) -> list[Outcome]:
+    """Why this torch is not to be had for a Python; empty if it is."""
+    known, step = torch_versions(python), f"Python {version_of(python)}, torch {torch}"
+    if torch not in known:
+        return [Outcome(step, "not available", "pip's index has no such torch for this Python")]
+    if not (known[torch] or cuda):
+        return [Outcome(step, "not available", "pip's index has its CUDA build alone: see --cuda")]
+    return []
+
+
+def matrix(pythons: list[str], torches: list[str], packages: list[Path], folder: Path, cuda: bool) -> Iterator[Outcome]:
+    """Each Python with each torch: the wheel in all of them, the sdist until it ran in one."""
     sdist, wheel, lab = packages
+    ran = False
     for python in pythons:
-        found = shutil.which(python)
-        if found is None or _run(found, "-c", "import venv, ensurepip").returncode:
-            outcomes.append(Outcome(Path(python).name, "not available", "no such Python here, or one without venv"))
-            continue
-        known = torch_versions(found)
-        newest = next(iter(known), None)
-        for torch in dict.fromkeys(version if version != "newest" else newest or "newest" for version in torches):
-            step = f"{Path(found).name}, torch {torch}"
-            if torch not in known:
-                outcomes.append(Outcome(step, "not available", "pip's index has no such torch for this Python"))
-            elif not (known[torch] or cuda):
-                outcomes.append(Outcome(step, "not available", "pip's index has its CUDA build alone: see --cuda"))
-            else:
-                ran = any(outcome.outcome == "ok" and sdist.name in outcome.step for outcome in outcomes)
-                for package in (wheel,) if ran else (wheel, sdist):
-                    outcomes.append(try_out(package, lab, found, torch, folder / "environment"))
-                    print(f"{outcomes[-1].outcome}: {outcomes[-1].step} {outcomes[-1].reason}", flush=True)
-    return outcomes
+        newest = next(iter(torch_versions(python)), "newest")
+        for torch in dict.fromkeys(newest if version == "newest" else version for version in torches):
+            yield from (reasons := not_to_be_had(python, torch, cuda))
+            for package in () if reasons else (wheel,) if ran else (wheel, sdist):
+                outcome = try_out(package, lab, python, torch, folder)
+                ran = ran or (outcome.outcome == "ok" and package == sdist)
+                yield outcome
+
+
+def each_extra(
+    extras: list[str], pythons: list[str], torch: str, wheel: Path, folder: Path, cuda: bool
+) -> Iterator[Outcome]:
+    """Each extra on this Python, and on the first and the last of the others."""
+    chosen = {version_of(python): python for python in (sys.executable, *pythons[:1], *pythons[-1:])} if extras else {}
+    for python in chosen.values():
+        yield from (reasons := not_to_be_had(python, torch, cuda))
+        for extra in () if reasons else extras:
+            yield try_extra(extra, wheel, python, torch, folder)
 
 
 def main() -> int:
@@ -212,16 +231,21 @@ def main() -> int:
     options.add_argument("--cuda", action="store_true", help="take a CUDA build where there is no other")
     options.add_argument("--extra", nargs="*", choices=list(PROGRAMS), default=list(PROGRAMS), help="all by default")
     options.add_argument("--folder", type=Path, default=ROOT / "out" / "release")
+    options.add_argument("--torch-folder", type=Path, default=ROOT / "out" / "torch", help="kept from run to run")
     arguments = options.parse_args()
 
     shutil.rmtree(arguments.folder, ignore_errors=True)
     arguments.folder.mkdir(parents=True)
     packages = build(arguments.folder)
-    outcomes = inspect(*packages)
-    outcomes += matrix(arguments.python, arguments.torch, packages, arguments.folder, arguments.cuda)
-    for extra in arguments.extra if pinned else ():
-        outcomes.append(try_extra(extra, PROGRAMS[extra], packages[1], pinned[1], arguments.folder / "environment"))
-        print(f"{outcomes[-1].outcome}: {outcomes[-1].step} {outcomes[-1].reason}", flush=True)
+    pythons, missing = pythons_here(arguments.python)
+    outcomes = [*inspect(*packages), *missing]
+    lent, cuda = arguments.torch_folder, arguments.cuda
+    for outcome in itertools.chain(
+        matrix(pythons, arguments.torch, packages, lent, cuda),
+        each_extra(arguments.extra, pythons, pinned[1], packages[1], lent, cuda) if pinned else (),
+    ):
+        outcomes.append(outcome)
+        print(f"{outcome.outcome}: {outcome.step} {outcome.reason}", flush=True)
     for one in outcomes:
         print(f"{one.outcome:>13}  {one.step}{': ' + one.reason if one.reason else ''}")
     record = {

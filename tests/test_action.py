@@ -203,7 +203,7 @@ def test_a_healthy_and_a_broken_model(runner: Runner, api: str) -> None:
     assert "scaled_dot_product_attention(q" in NETS.splitlines()[where["region"]["startLine"] - 1]
     assert good["automationDetails"] != bad["automationDetails"]
     assert len(list(Path(runner.outputs["junit"]).glob("*.xml"))) == 2
-    comment = Path(runner.outputs["markdown"]).read_text()
+    comment = Path(runner.outputs["markdown"]).read_text(encoding="utf-8")
     assert comment.index("nets:healthy</code>: passed") < comment.index("nets:broken</code>: failed")
     assert (runner.folder / "summary.md").read_text() == comment
     assert runner.wanted(STEPS["Code scanning"])
@@ -244,11 +244,11 @@ def test_a_baseline_fails_only_on_what_changed(runner: Runner) -> None:
     runner.inputs |= {"models": "nets:broken", "baselines": "b.json"}
     assert runner.run("Check") == 0, runner.log
     assert runner.outputs["exit-code"] == "0"
-    assert "as in the baseline" in Path(runner.outputs["markdown"]).read_text()
+    assert "as in the baseline" in Path(runner.outputs["markdown"]).read_text(encoding="utf-8")
     (home / "nets.py").write_text(NETS.replace("Net(32**-0.5)", "Net(32**-1.5)"))
     assert runner.run("Check") == 0, runner.log
     assert runner.outputs["exit-code"] == "1"
-    assert "ratio changed" in Path(runner.outputs["markdown"]).read_text()
+    assert "ratio changed" in Path(runner.outputs["markdown"]).read_text(encoding="utf-8")
     assert runner.run("Verdict") == 1
 
 
@@ -257,7 +257,7 @@ def test_a_model_that_can_not_be_checked_is_exit_code_2_and_in_the_comment(runne
     runner.inputs |= {"models": "nets:nothing\nnets:healthy"}
     assert runner.run("Check") == 0
     assert (runner.outputs["exit-code"], runner.outputs["sarif-files"]) == ("2", "1")
-    comment = Path(runner.outputs["markdown"]).read_text()
+    comment = Path(runner.outputs["markdown"]).read_text(encoding="utf-8")
     assert "model 1 of 2: not checked" in comment
     assert "nets:healthy</code>: passed" in comment
     assert runner.run("Verdict") == 2

@@ -92,7 +92,7 @@ def _running(pid: str) -> float:
 def _text(path: Path) -> str:
     """Return what /proc says; nothing of a thread or a process that has ended since it was listed."""
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError:
         return ""
 

@@ -9,6 +9,7 @@ import secrets
 import signal
 import stat
 import threading
+import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -79,14 +80,43 @@ def check_outputs(paths: Iterable[Path | None], force: bool = False) -> None:
     Raises:
         OutputError: See `check_writable`; or two of them are the same file.
     """
-    paths_so_far: set[Path] = set()
+    paths_so_far: list[Path] = []
     for path in paths:
         if path is None:
             continue
         check_writable(path, force)
-        if path.resolve() in paths_so_far:
+        if any(_one_file(path, other) for other in paths_so_far):
             raise OutputError(Message("errors.output.twice", path=str(path)), hint=Message("errors.hint.own_file"))
-        paths_so_far.add(path.resolve())
+        paths_so_far.append(path)
+
+
+def _one_file(path: Path, other: Path) -> bool:
+    """Return whether two names are one file, which need not exist, in folders that exist and can be written.
+
+    A folder that ignores case (macOS, Windows) takes `A.html` and `a.html` for one, and one that ignores how an accent
+    is written two more; the folder itself says so, of a file that is made there for a moment.
+    """
+    if path.resolve() == other.resolve():
+        return True
+    if not os.path.samestat(path.parent.stat(), other.parent.stat()):
+        return False
+    if path.name == other.name or _folded(path.name) != _folded(other.name):
+        return path.name == other.name
+    pairs = enumerate(zip(path.name, other.name, strict=False))
+    start, token = next((at for at, (one, two) in pairs if one != two), 0), secrets.token_hex(6)
+    probe, twin = (each.with_name(f".{token}.{each.name[start:][:40]}.tmp") for each in (path, other))
+    try:
+        probe.touch(exist_ok=False)
+        return twin.exists()
+    except OSError:  # the folder takes no file after all: two reports that may be one are refused
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def write_text(path: str | Path, text: str, force: bool = False) -> None:

@@ -33,7 +33,9 @@ print(json.dumps(found))
 
 def script(path: Path, body: str) -> Path:
     """An executable that stands for a compiler; `$made` is the file that it shall write."""
-    path.write_text(f'#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && made=$2; shift; done\n{body}\n')
+    path.write_text(
+        f'#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && made=$2; shift; done\n{body}\n', encoding="utf-8"
+    )
     path.chmod(0o755)
     return path
 

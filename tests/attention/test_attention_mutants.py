@@ -59,7 +59,7 @@ class Fresh(MetaPathFinder, Loader):
         if module.__spec__.submodule_search_locations is not None:
             module.__path__ = [str(file.parent)]
         module.__file__ = str(file)
-        text = file.read_text()
+        text = file.read_text(encoding="utf-8")
         here = self.planted is not None and file == HOME / self.planted.file
         code = changed_tree(text, self.planted) if here else ast.parse(text)
         exec(compile(code, str(file), "exec"), module.__dict__)

@@ -56,7 +56,7 @@ def test_a_full_stdout_is_an_error_to_the_very_end(sqrtdk: Warm, warm: bool) -> 
         done = sqrtdk("demo", *SMALL, "--json", stdout=FULL, to_the_end=True)
     else:
         command = [sys.executable, "-m", "sqrtdk", "--version"]
-        with open(FULL, "w") as full:
+        with open(FULL, "w", encoding="utf-8") as full:
             done = subprocess.run(
                 command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), timeout=300, check=False
             )

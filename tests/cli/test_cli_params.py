@@ -221,7 +221,9 @@ def test_the_document_goes_to_a_file_that_is_not_overwritten(tmp_path: Path) -> 
 
 def test_names_of_a_stranger_cannot_steer_the_terminal(zoo: str) -> None:
     Path(f"{zoo}.py").write_text(
-        "import torch\ndef make():\n    return torch.nn.ModuleDict({'a\\x1b[31m': torch.nn.MultiheadAttention(8, 2)})\n"
+        "import torch\ndef make():\n"
+        "    return torch.nn.ModuleDict({'a\\x1b[31m': torch.nn.MultiheadAttention(8, 2)})\n",
+        encoding="utf-8",
     )
     done = params(f"{zoo}:make")
     assert done.returncode == 0

@@ -23,10 +23,10 @@ def square(cell: Mapping[str, Any]) -> dict[str, Any]:
 def slow_square(cell: Mapping[str, Any]) -> dict[str, Any]:
     """Leave a line when it starts and one when it ends."""
     log = Path(cell["folder"]) / f"{cell['x']}.log"
-    with open(log, "a") as file:
+    with open(log, "a", encoding="utf-8") as file:
         file.write(f"{os.getpid()}\n")
     time.sleep(cell.get("seconds", 0.3))
-    with open(log, "a") as file:
+    with open(log, "a", encoding="utf-8") as file:
         file.write("ended\n")
     return square(cell)
 

@@ -12,7 +12,7 @@ from typing import Any
 def square(cell: Mapping[str, Any]) -> dict[str, Any]:
     """Square, and leave a trace of having run."""
     if "folder" in cell:
-        with open(Path(cell["folder"]) / f"{cell['x']}.log", "a") as log:
+        with open(Path(cell["folder"]) / f"{cell['x']}.log", "a", encoding="utf-8") as log:
             log.write(f"{os.getpid()}\n")
     return {"square": cell["x"] ** 2, "pair": (1, 2), "lost": math.nan}
 

@@ -72,7 +72,11 @@ def test_the_line_that_jax_can_t_trace_is_named() -> None:
         return x if x.sum() > 0 else -x  # here
 
     text = _refused(lambda p, x: inner(x @ p["wq"]))
-    line = next(at for at, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.endswith("# here"))
+    line = next(
+        at
+        for at, line in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), 1)
+        if line.endswith("# here")
+    )
     assert text.startswith(f"JAX can't trace <lambda> ({__file__}:{line}): TracerBoolConversionError")
 
 

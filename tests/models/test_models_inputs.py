@@ -86,7 +86,7 @@ def test_a_text_file_goes_through_the_tokenizer(llama: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("broken", ["{", pytest.param('{"model": 3}', marks=pytest.mark.full)])
 def test_a_broken_tokenizer_gives_random_ids_and_a_note(llama: str, broken: str) -> None:
-    Path(llama, "tokenizer.json").write_text(broken)
+    Path(llama, "tokenizer.json").write_text(broken, encoding="utf-8")
     loaded = resolve_model(llama)
     assert any("ids are random" in n and "the tokenizer can't be used" in n for n in loaded.notes)
 

@@ -98,3 +98,10 @@ def test_a_process_that_cannot_start_is_the_reason(llama: Path, monkeypatch: pyt
     monkeypatch.setattr("sys.executable", str(llama / "no-python"))
     with pytest.raises(TokenizerError, match=r"no process for it: .*No such file"):
         tokenize(llama, "abc", most=3)
+
+
+def test_the_option_of_older_pythons_serves_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, by_letters())
+    expected = tokenize(tmp_path, "ab", most=4)
+    monkeypatch.setattr(tokenizer, "_OWN_FOLDER_OFF", "-I")
+    assert tokenize(tmp_path, "ab", most=4) == expected

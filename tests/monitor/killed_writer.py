@@ -97,7 +97,7 @@ def fork(folder: Path, most: int | None, prepare: Callable[[], None] | None = No
 def heard(process: int, listen: int, kill_after: tuple[int, float] | None = None) -> dict[str, Any]:
     """What it said, and how it ended: killed so many seconds after it had said so much, if that is given."""
     said: list[int] = []
-    with open(listen) as pipe:
+    with open(listen, encoding="utf-8") as pipe:
         if kill_after is not None:
             said += [int(pipe.readline()) for _ in range(kill_after[0])]
             time.sleep(kill_after[1])

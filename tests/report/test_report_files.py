@@ -2,6 +2,7 @@ import os
 import signal
 import stat
 import threading
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,37 @@ def test_two_reports_need_two_files(tmp_path: Path) -> None:
     _files.check_outputs((tmp_path / "a", None, tmp_path / "b", None))
     with pytest.raises(OutputError, match="two reports"):
         _files.check_outputs((tmp_path / "a", tmp_path / "." / "a"))
+
+
+LONG = "n" * 90  # longer than what temporary names keep
+ALIKE = [("A.html", "a.html"), (f"{LONG}A", f"{LONG}a"), ("caf\u00e9", "cafe\u0301"), ("STRASSE", "stra\u00dfe")]
+
+
+@pytest.mark.parametrize("names", ALIKE, ids=["case", "long", "accent", "letters"])
+def test_the_folder_says_whether_two_spellings_are_one_file(
+    names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / name for name in names]
+    _files.check_outputs(paths)
+
+    def fold(path: Path) -> str:
+        return unicodedata.normalize("NFC", path.name).casefold()
+
+    def there(path: Path) -> bool:  # as in a folder that ignores case and how accents are written
+        return fold(path) in map(fold, path.parent.iterdir())
+
+    monkeypatch.setattr(Path, "exists", there)
+    with pytest.raises(OutputError, match="two reports"):
+        _files.check_outputs(paths)
+    _files.check_outputs([tmp_path / "A.html", tmp_path / "a.json"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_two_names_lead_to_is_one(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    with pytest.raises(OutputError, match="two reports"):
+        _files.check_outputs([tmp_path / "folder" / "a", tmp_path / "link" / "a"])
 
 
 def test_a_lone_surrogate_does_not_stop_a_report(tmp_path: Path) -> None:

@@ -64,13 +64,13 @@ def running(log: Path, *command: str) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with log.open("w") as written:
+    with log.open("w", encoding="utf-8") as written:
         process = subprocess.Popen([*command, "--port", str(port)], stdout=written, stderr=subprocess.STDOUT)
         try:
             begun = time.monotonic()
             while True:
                 over = process.poll() is not None or time.monotonic() - begun > WITHIN_S
-                assert not over, log.read_text()[-2000:]
+                assert not over, log.read_text(encoding="utf-8")[-2000:]
                 try:
                     socket.create_connection(("127.0.0.1", port), 1).close()
                     break

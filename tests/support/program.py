@@ -206,7 +206,10 @@ class Warm:
         """
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
+        with (
+            tempfile.NamedTemporaryFile("r", encoding="utf-8") as out,
+            tempfile.NamedTemporaryFile("r", encoding="utf-8") as err,
+        ):
             order = {
                 "arguments": [*verb.split(), *arguments],
                 "cwd": str(cwd or Path.cwd()),

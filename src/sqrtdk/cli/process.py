@@ -101,7 +101,10 @@ def swallowed() -> None:
     """Send a Ctrl-C again that Python ignored, because it was raised in a finaliser or a callback from C."""
     if _interrupts.code is None:
         _interrupts.came = False
-        threading.Timer(_RESEND_INTERRUPT_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+        if sys.platform == "win32":  # os.kill would end the process at once
+            threading.Timer(_RESEND_INTERRUPT_S, signal.raise_signal, (signal.SIGINT,)).start()
+        else:
+            threading.Timer(_RESEND_INTERRUPT_S, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
 def end(code: int) -> NoReturn:

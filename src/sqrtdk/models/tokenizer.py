@@ -18,6 +18,8 @@ from sqrtdk.models import tokenizer_process
 
 TOKENIZER_SECONDS = 60  # to load and run; the slowest known, a conversion of sentencepiece, takes under 20
 TOKENIZER_BYTES = 8 * 2**30  # of address space; the largest known tokenizers take a quarter of it
+# the option that keeps a program's own folder off sys.path; Python 3.10 has only the one that also ignores PYTHON*
+_OWN_FOLDER_OFF = "-P" if hasattr(sys.flags, "safe_path") else "-I"
 START_SECONDS = 120  # for Python to start and to import transformers on a busy machine
 
 
@@ -68,7 +70,7 @@ def tokenize(directory: Path, text: str, *, most: int) -> TokenizedText:
     }
     try:
         done = subprocess.run(
-            [sys.executable, "-P", tokenizer_process.__file__],  # -P keeps the program's own folder off sys.path
+            [sys.executable, _OWN_FOLDER_OFF, tokenizer_process.__file__],
             input=json.dumps(request).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

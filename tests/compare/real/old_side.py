@@ -67,7 +67,7 @@ def main(spec: Path, weights: Path, out: Path) -> None:
 
     calls: list[dict[str, Any]] = []
     around = catch(calls)
-    for name, side in json.loads(spec.read_text()).items():
+    for name, side in json.loads(spec.read_text(encoding="utf-8")).items():
         config = getattr(transformers, side["config"])(**side["fields"])
         cls = getattr(transformers, side["model"])
         module = sys.modules[cls.__module__]

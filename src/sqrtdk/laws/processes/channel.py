@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
+import queue
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,12 @@ class ChildProcess:
         """
         out = self._process.stdout
         assert out is not None
-        ready, _, _ = select.select([out], [], [], self._seconds)
-        if not ready:
-            raise NotAsked(Message("laws.ranks.child_late", seconds=f"{self._seconds:g}"))
-        line = out.readline().strip()
+        lines: queue.Queue[str] = queue.Queue()  # `select` takes no pipe on Windows
+        threading.Thread(target=lambda: lines.put(out.readline()), daemon=True).start()
+        try:
+            line = lines.get(timeout=self._seconds).strip()
+        except queue.Empty:
+            raise NotAsked(Message("laws.ranks.child_late", seconds=f"{self._seconds:g}")) from None
         if line == "answer":
             return {"answer": json.loads((self._folder / "answer.json").read_text(encoding="utf-8"))}
         if line == "wanted":
@@ -95,16 +98,17 @@ def child_process(start: Mapping[str, Any], seconds: float) -> Iterator[ChildPro
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
     if process.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_S)
     if process.poll() is None:
         process.kill()
         process.wait()
+    if process.stdout is not None:  # now that it has ended, no thread still waits for a line
+        process.stdout.close()
 
 
 def sent(sentence: str) -> dict[str, Any]:
