@@ -43,11 +43,13 @@ class Sharing:
         name: "a scale a tensor", "a scale a row", "groups of 32", "groups of 32 along the outputs", "blocks of 128".
         rows: Rows of a block; 0 for all.
         columns: Columns of a block; 0 for all.
+        apart: The rows of a block of one column are not neighbours but as far apart as they can be, as in HQQ.
     """
 
     name: str
     rows: int
     columns: int
+    apart: bool = False
 
     def groups(self, matrix: Tensor) -> Tensor:
         """Return the entries group by group, (groups, entries).
@@ -59,6 +61,8 @@ class Sharing:
         p, q = self._sizes(matrix)
         if p == 1:
             return matrix.reshape(-1, q)
+        if self.apart:
+            return matrix.reshape(p, -1).mT
         blocks = matrix.reshape(matrix.shape[0] // p, p, matrix.shape[1] // q, q).transpose(1, 2)
         return blocks.reshape(-1, p * q)
 
@@ -67,6 +71,8 @@ class Sharing:
         p, q = self._sizes(like)
         if p == 1:
             return groups.reshape(like.shape)
+        if self.apart:
+            return groups.mT.reshape(like.shape)
         blocks = groups.reshape(like.shape[0] // p, like.shape[1] // q, p, q).transpose(1, 2)
         return blocks.reshape(like.shape)
 
@@ -84,8 +90,10 @@ ROW = Sharing("a scale a row", 1, 0)
 COLUMN = Sharing("a scale a column", 0, 1)
 
 
-def groups_of(size: int, *, down: bool = False) -> Sharing:
-    """Return the sharing of groups of entries of a row, or, `down`, of a column."""
+def groups_of(size: int, *, down: bool = False, apart: bool = False) -> Sharing:
+    """Return the sharing of groups of entries of a row; or, `down`, of a column; or of one with its rows `apart`."""
+    if apart:
+        return Sharing(f"groups of {size} across the outputs", size, 1, apart=True)
     return Sharing(f"groups of {size} along the outputs", size, 1) if down else Sharing(f"groups of {size}", 1, size)
 
 

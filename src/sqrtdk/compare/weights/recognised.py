@@ -9,7 +9,7 @@ group of m numbers fits by chance with a probability below the product of their 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -25,7 +25,9 @@ _MOST_GROUPS, _MOST_ENTRIES = 2**6, 2**7  # that are looked at
 _ROUNDINGS_OFF = 4.0  # roundings of a number over the largest
 _FINE = 2.0**-11  # coarser numbers show no offsets
 _TOLERANCE = 2.0**-8  # of a step, beside the rounding of the values
-_BY_CHANCE = 1e-6  # a format that fits a group by chance with more than this probability is none; 64 groups must
+_BY_CHANCE, _BY_CHANCE_OF_MANY = 1e-6, 1e-3  # a format that fits a group by chance with more probability is none
+_MANY = 16  # groups, which all must fit
+_FEW = 4  # groups that are looked at first
 _FITTING = 0.995  # share of the groups; the rest may have few values
 _MOST_LEVELS = 255
 
@@ -44,14 +46,16 @@ def sharings(matrix: Tensor) -> Iterator[Sharing]:
     for size in _DOWN:
         if rows % size == 0 and size != rows:
             yield groups_of(size, down=True)
+            yield groups_of(size, apart=True)
 
 
-def grid_of(matrix: Tensor, first: Sharing | None = None) -> Grid | None:
+def grid_of(matrix: Tensor, first: Sequence[Sharing] = (), *, alone: bool = False) -> Grid | None:
     """Return the grid of a rounded matrix, or None.
 
     Args:
         matrix: (out, in), as dequantised.
-        first: A way of sharing that is tried before the others, such as that of other layers.
+        first: Ways of sharing that are tried before the others, such as those of other layers.
+        alone: Whether no others are tried.
 
     Example:
         >>> x = torch.randn(8, 64)
@@ -64,7 +68,7 @@ def grid_of(matrix: Tensor, first: Sharing | None = None) -> Grid | None:
         return None
     unit = rounding_unit(stored_in(matrix, torch.float32) or torch.float32)
     every = list(sharings(matrix))
-    for sharing in ([first] if first in every else []) + every:
+    for sharing in dict.fromkeys([*(one for one in first if one in every), *([] if alone else every)]):
         groups = _some(sharing.groups(matrix))
         if groups.shape[1] < _LEAST_IN_GROUP:
             continue
@@ -100,15 +104,18 @@ def _is_coded(groups: Tensor, codes: tuple[float, ...], unit: float) -> bool:
 
 def _integers(groups: Tensor, unit: float) -> tuple[str, str] | None:
     most = groups.abs().amax(1).double()
-    levels = levels_of(groups.double(), most, unit)
-    if _most_fit(levels > 0):
+    levels = _levels_of_all(groups.double(), most, unit)
+    if levels is not None:
         step, good = most / levels, levels > 0
         return _named(groups[good].double() / step[good][:, None])
     # the float zero of HQQ, the minimum of Q4_1: no code is 0
     low = groups.amin(1).double()
     shifted = groups.double() - low[:, None]
-    levels = levels_of(shifted, shifted.amax(1), unit * float((most / shifted.amax(1).clamp(min=1e-30)).amax()))
-    if unit > _FINE or not _most_fit(levels > 0):
+    if unit > _FINE:
+        return None
+    larger = float((most / shifted.amax(1).clamp(min=1e-30)).amax())
+    levels = _levels_of_all(shifted, shifted.amax(1), unit * larger)
+    if levels is None:
         return None
     return f"int{_bits(int(levels.amax()))}", "offsets"
 
@@ -131,13 +138,23 @@ def _bits(span: int) -> int:
     return next((known for known in (2, 3, 4, 5, 6, 8) if span < 2**known), 8)
 
 
-def levels_of(groups: Tensor, most: Tensor, unit: float) -> Tensor:
+def _levels_of_all(groups: Tensor, most: Tensor, unit: float) -> Tensor | None:
+    """Return the levels of all groups, some 0; None if too many have none. A few groups turn most matrices away."""
+    some = len(groups) if len(groups) < 2 * _FEW else _FEW
+    levels = levels_of(groups[:some], most[:some], unit, len(groups))
+    if some < len(groups) and bool((levels > 0).any()):
+        levels = levels_of(groups, most, unit, len(groups))
+    return levels if len(levels) == len(groups) and _most_fit(levels > 0) else None
+
+
+def levels_of(groups: Tensor, most: Tensor, unit: float, count: int) -> Tensor:
     """Return the smallest number of steps up to the largest number of each group that puts all of it on a grid.
 
     Args:
         groups: (groups, entries), float64.
         most: (groups,), the largest size of each.
         unit: Relative rounding of the numbers.
+        count: Number of groups that must fit.
 
     Returns:
         (groups,): 1 to 255; 0 where none does, or where one would by chance.
@@ -147,6 +164,7 @@ def levels_of(groups: Tensor, most: Tensor, unit: float) -> Tensor:
     # each value counts once, however often it occurs
     weight = (distinct / groups.shape[1]).clamp(max=1.0)
     found = torch.zeros(len(groups), dtype=torch.long)
+    most_chance = math.log(_BY_CHANCE_OF_MANY if count >= _MANY else _BY_CHANCE)
     for steps in range(1, _MOST_LEVELS + 1):
         whole = shares * steps
         tolerance = _TOLERANCE + _ROUNDINGS_OFF * unit * whole.abs()
@@ -154,7 +172,7 @@ def levels_of(groups: Tensor, most: Tensor, unit: float) -> Tensor:
         if not bool(fits.any()):
             continue
         by_chance = ((2 * tolerance).clamp(max=1.0).log() * weight).sum(1) + math.log(steps)
-        found = torch.where((found == 0) & fits & (by_chance < math.log(_BY_CHANCE)), steps, found)
+        found = torch.where((found == 0) & fits & (by_chance < most_chance), steps, found)
     return found
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.weights.grids import CODES, Grid
+from sqrtdk.compare.weights.grids import CODES, ROW, Grid, Sharing
 from sqrtdk.compare.weights.recognised import grid_of
 
 _NEAREST_STEPS = 0.34  # steps: the root mean square of rounding to nearest is 0.29
@@ -26,7 +26,7 @@ _ONE_WAY = 0.5
 _UNBIASED = 0.03  # of the slope of B's numbers on A's
 _LIKE = 0.25  # of a step, that a mistake which is tried leaves: one code in 16 may be another
 _FP8_STEP = 2.0**-3  # of a number, between two of e4m3
-_BLIND = 3  # matrices without a grid, after which the rest is not looked at
+_BLIND = 3  # matrices without a grid, after which no other ways of sharing are tried than those that were met
 _CODE_ORDERS = {
     "exchanged": (1, 0, 3, 2, 5, 4, 7, 6),
     "awq": (0, 2, 4, 6, 1, 3, 5, 7),
@@ -64,12 +64,16 @@ def found_roundings(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[st
         b: B's, those that differ from A's.
     """
     grids: dict[str, Grid | None] = {}
-    last: Grid | None = None
-    for tried, (name, matrix) in enumerate(b.items()):
-        if tried >= _BLIND and last is None:
+    known: list[Sharing] = []  # the latest first
+    missed = 0
+    for name, matrix in b.items():
+        if missed >= _BLIND and not known:
             return {}
-        grids[name] = grid_of(matrix, None if last is None else last.sharing)
-        last = grids[name] or last
+        grid = grids[name] = grid_of(matrix, known, alone=missed >= _BLIND)
+        if grid is None:
+            missed += 1
+        else:
+            known = [grid.sharing, *(one for one in known if one != grid.sharing)]
     found: dict[str, FoundRounding] = {}
     for name, grid in grids.items():
         if grid is not None and (right := _right(a[name], b[name], grid)) is not None:
@@ -82,7 +86,15 @@ def found_roundings(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[st
             if (wrong := _wrong(name, a, b[name], kind)) is not None:
                 found[name] = wrong
                 break
-    return found if any(not one.fault for one in found.values()) or len(found) > 1 else {}
+    if len(found) < 2 and all(one.fault for one in found.values()):
+        return {}
+    sizes = {(one.grid.form, one.grid.zero, one.grid.sharing.columns): one.grid for one in found.values()}
+    for name, one in found.items():
+        # groups of 64 in a row of 64 are those of the other layers, whose rows are longer
+        grouped = sizes.get((one.grid.form, one.grid.zero, a[name].shape[1]))
+        if one.grid.sharing == ROW and grouped is not None:
+            found[name] = replace(one, grid=grouped)
+    return found
 
 
 def _usual(grids: list[Grid]) -> list[Grid]:
