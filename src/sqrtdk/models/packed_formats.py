@@ -70,14 +70,14 @@ def _gptq(parts: Parts, config: Config) -> Tensor | None:
     if "qweight" not in parts:
         return None
     bits = _whole(config, "bits")
+    scales = parts["scales"].float()
     codes = unpacked(parts["qweight"], bits, 0).float()
-    zeros = unpacked(parts["qzeros"], bits, 1).float()
+    zeros = unpacked(parts["qzeros"], bits, 1)[:, : scales.shape[1]].float()
     if config.get("checkpoint_format", "gptq") != "gptq_v2":
         zeros = zeros + 1  # the first version stores them less 1
-    scales = parts["scales"].float()
     size = codes.shape[0] // scales.shape[0]
     group = parts["g_idx"].long() if "g_idx" in parts else torch.arange(codes.shape[0]) // size
-    weight = scales[group] * (codes - zeros[group])
+    weight = scales[group] * (codes[: len(group)] - zeros[group])
     return weight.mT.contiguous()
 
 
