@@ -12,7 +12,7 @@ from sqrtdk.answers.copies import shared_copy
 from sqrtdk.answers.edited import copy_of, logits_of, watch_attentions
 from sqrtdk.answers.edits import edits_of
 from sqrtdk.answers.edits_rotation import llama3_frequencies, powers
-from sqrtdk.answers.rounding import EXACT, ROUNDINGS, rounded_groups
+from sqrtdk.answers.rounding import EXACT, INT8, Q4_0, ROUNDINGS, Rounding
 from tests.answers.planted import TYPES, drawn, prompts, reference
 from tests.tolerances import allowed
 
@@ -118,22 +118,20 @@ def test_llama3_s_frequencies_are_those_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda rounding: rounding.name)
-def test_rounding_changes_weights_by_as_much_as_its_bits(rounding: object) -> None:
+def test_rounding_changes_weights_by_as_much_as_its_bits(rounding: Rounding) -> None:
     weights = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
-    apart = (rounding.weights(weights) - weights).abs().max() / weights.abs().max()  # type: ignore[attr-defined]
-    most = 0.08 if "int4" in rounding.name else 0.04  # type: ignore[attr-defined]
+    apart = (rounding.weights(weights) - weights).abs().max() / weights.abs().max()
+    most = 0.08 if "int4" in rounding.name else 0.04
     assert float(apart) < most
-    if rounding is EXACT or "cache" in rounding.name:  # type: ignore[attr-defined]
+    if rounding is EXACT or "cache" in rounding.name:
         assert float(apart) == 0
 
 
 def test_q4_0_and_q8_0_are_those_of_gguf() -> None:
     quants = pytest.importorskip("gguf.quants")
     gguf = pytest.importorskip("gguf")
-    from sqrtdk.answers.rounding import q4_0
-
     weights = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
     kinds = gguf.GGMLQuantizationType
-    for kind, own in ((kinds.Q4_0, q4_0), (kinds.Q8_0, lambda values: rounded_groups(values, 8))):
+    for kind, own in ((kinds.Q4_0, Q4_0), (kinds.Q8_0, INT8)):
         expected = torch.from_numpy(quants.dequantize(quants.quantize(weights.numpy(), kind), kind))
-        torch.testing.assert_close(own(weights), expected, atol=2e-3, rtol=0)
+        torch.testing.assert_close(own.rounded(weights, torch.float16), expected, rtol=0, atol=0)

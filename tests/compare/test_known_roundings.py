@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sqrtdk import diff
-from sqrtdk.answers.rounding import q4_0, rounded_groups
 from sqrtdk.compare.records import DiffReport
-from sqrtdk.compare.weights.grids import CODES, grid_of
+from sqrtdk.compare.weights.grids import CODES, ROW, Grid, groups_of
+from sqrtdk.compare.weights.recognised import grid_of
 from sqrtdk.compare.weights.records import KnownChanges
 
 WIDTH, GROUP = 64, 32
@@ -63,13 +63,19 @@ def fp8(weight: Tensor) -> Tensor:
     return (weight / scale).to(torch.float8_e4m3fn).float() * scale
 
 
+def to(grid: Grid) -> Round:
+    return lambda weight: grid.rounded(weight, torch.float16)
+
+
+INT8_ROWS, Q4_0 = to(Grid("int8", ROW)), to(Grid("int4", groups_of(32), "signed scales"))
 ROUNDINGS: dict[str, Round] = {
-    "int8, a scale a row": lambda x: rounded_groups(x, 8, None),
+    "int8, a scale a row": INT8_ROWS,
     "int8, a scale a tensor": lambda x: (x / (x.abs().amax() / 127)).round() * (x.abs().amax() / 127),
-    "int8, groups of 32": lambda x: rounded_groups(x, 8),
-    "int4, groups of 32": q4_0,
+    "int8, groups of 32": to(Grid("int8", groups_of(32))),
+    "int4, groups of 32": to(Grid("int4", groups_of(32))),
+    "int4, groups of 32, signed scales": Q4_0,
     "int4, groups of 32, zero points": zero_points,
-    "int4, groups of 32 along the outputs": lambda x: rounded_groups(x.mT.contiguous(), 4).mT,
+    "int4, groups of 32 along the outputs": to(Grid("int4", groups_of(32, down=True))),
     "nf4, a scale a row": nf4,
     "fp8 e4m3, a scale a tensor": fp8,
 }
@@ -166,7 +172,7 @@ def test_a_mistake_in_one_module_is_told_from_the_rounding_of_the_others(base: A
 
 
 def test_other_differences_are_found_beside_the_rounding(base: Any) -> None:
-    model = quantised(base, q4_0)
+    model = quantised(base, Q4_0)
     model.model.layers[1].self_attn.scaling *= 2
     model.model.norm.weight.data *= 1.5
     report = diff(base, model, IDS)
@@ -176,7 +182,7 @@ def test_other_differences_are_found_beside_the_rounding(base: Any) -> None:
 
 
 def test_a_weight_that_is_no_rounding_stays_a_difference(base: Any) -> None:
-    report = diff(base, quantised(base, q4_0, lambda x: torch.randn_like(x) * x.std()), IDS)
+    report = diff(base, quantised(base, Q4_0, lambda x: torch.randn_like(x) * x.std()), IDS)
     assert PLANTED not in known(report).changes[0].weights
     assert not report.same
 
@@ -190,7 +196,7 @@ def test_plain_and_half_precision_numbers_are_on_no_grid() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_grid_is_seen_through_the_dtype_of_its_products(dtype: torch.dtype) -> None:
     x = torch.randn(64, 96)
-    for rounded, name in ((rounded_groups(x, 8, None), "int8, a scale a row"), (q4_0(x), "int4, groups of 32")):
+    for rounded, name in ((INT8_ROWS(x), "int8, a scale a row"), (Q4_0(x), "int4, groups of 32, signed scales")):
         grid = grid_of(rounded.to(dtype).float())
         assert grid is not None
         assert grid.name == name

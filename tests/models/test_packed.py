@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional
 
 from sqrtdk import check
-from sqrtdk.errors import ModelError
+from sqrtdk.errors import ModelError, SqrtdkError
 from sqrtdk.models.load import resolve_model
 from sqrtdk.models.options import LoadOptions
-from sqrtdk.models.packed import unpacked
+from sqrtdk.models.packed_formats import unpacked
 from tests.models.adapted import base_model, written_base
 
 GROUP = 16
@@ -25,32 +29,73 @@ Packed = tuple[Tensor, dict[str, Tensor]]  # the weight, and the tensors that st
 
 
 def words(numbers: Tensor, bits: int = 4) -> Tensor:
-    """Pack whole numbers along the last axis, the lowest bits first."""
-    per = 32 // bits
-    parts = numbers.long().reshape(*numbers.shape[:-1], -1, per)
-    packed = sum(parts[..., i] << (bits * i) for i in range(per))
-    assert isinstance(packed, Tensor)
+    """Pack whole numbers along the last axis, the lowest bits first; numbers of 3 bits run on into the next word."""
+    ones = numbers.long()[..., None] >> torch.arange(bits) & 1
+    whole = functional.pad(ones.flatten(-2), (0, -numbers.shape[-1] * bits % 32))
+    parts = whole.reshape(*numbers.shape[:-1], -1, 32)
+    packed = (parts << torch.arange(32)).sum(-1)
     return torch.where(packed >= 2**31, packed - 2**32, packed).int()
 
 
-def affine(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Round to 4 bits in groups along the inputs: codes, zero points, scales (out, groups), and the weight."""
+def affine(weight: Tensor, bits: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Round in groups along the inputs: codes, zero points, scales (out, groups), and the weight."""
+    most = 2**bits - 1
     groups = weight.view(weight.shape[0], -1, GROUP)
     low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
-    scales = ((high - low) / 15).half().float()
-    zeros = (-low / scales).round().clamp(1, 15)
-    codes = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, 15)
+    scales = ((high - low) / most).half().float()
+    zeros = (-low / scales).round().clamp(1, most)
+    codes = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, most)
     rounded = ((codes - zeros[..., None]) * scales[..., None]).view(weight.shape)
     return codes.view(weight.shape), zeros, scales, rounded
 
 
-def gptq(weight: Tensor) -> Packed:
-    codes, zeros, scales, rounded = affine(weight)
+def gptq(weight: Tensor, bits: int = 4) -> Packed:
+    codes, zeros, scales, rounded = affine(weight, bits)
     tensors = {
-        "qweight": words(codes).mT, "qzeros": words(zeros.mT - 1), "scales": scales.mT.half(),
+        "qweight": words(codes, bits).mT, "qzeros": words(zeros.mT - 1, bits), "scales": scales.mT.half(),
         "g_idx": (torch.arange(weight.shape[1]) // GROUP).int(),
     }  # fmt: skip
     return rounded, tensors
+
+
+def gptq_act_order(weight: Tensor) -> Packed:
+    """The inputs of a group are not neighbours, but those of one size of their activations."""
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(1))
+    rounded, tensors = gptq(weight[:, order])
+    back = order.argsort()
+    codes = affine(weight[:, order])[0][:, back]
+    return rounded[:, back], tensors | {"qweight": words(codes).mT, "g_idx": tensors["g_idx"][back]}
+
+
+def hqq(weight: Tensor) -> Packed:
+    """4 bits as HQQ packs them: the first half of the groups in the upper bits, and settings as tensors."""
+    groups = weight.view(-1, GROUP)
+    low = groups.amin(1, keepdim=True)
+    scales = (groups.amax(1, keepdim=True) - low) / 15
+    zeros = -low / scales
+    codes = (groups / scales + zeros).round().to(torch.uint8)
+    upper, lower = codes.chunk(2)
+    settings = {"nbits": 4, "quant_scale": 0, "quant_zero": 0, "view_as_float": 0}
+    tensors = {name: torch.tensor(value, dtype=torch.int32) for name, value in settings.items()}
+    packing = torch.tensor(list(b"4bit_u8"), dtype=torch.uint8)
+    tensors |= {"W_q": upper << 4 | lower, "scale": scales, "zero": zeros, "packing": packing}
+    return ((codes - zeros) * scales).view(weight.shape), tensors | {"shape": torch.tensor(weight.shape)}
+
+
+def quanto_int8(weight: Tensor) -> Packed:
+    scales = weight.abs().amax(-1, keepdim=True) / 127
+    codes = (weight / scales).round()
+    return codes * scales, {"weight._data": codes.to(torch.int8), "weight._scale": scales}
+
+
+def quanto_int4(weight: Tensor) -> Packed:
+    groups = weight.view(-1, GROUP)
+    low = groups.amin(1, keepdim=True)
+    scales = (groups.amax(1, keepdim=True) - low) / 15
+    codes = ((groups - low) / scales).round().to(torch.uint8)
+    first, second = codes.chunk(2)
+    packed = {"weight._data._data": first | second << 4, "weight._scale": scales, "weight._shift": -low}
+    return (codes * scales + low).view(weight.shape), packed
 
 
 def awq(weight: Tensor) -> Packed:
@@ -108,6 +153,11 @@ def four_bits(weight: Tensor) -> Packed:
 
 CASES: dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any]]] = {
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4}),
+    "gptq 3 bits": (partial(gptq, bits=3), {"quant_method": "gptq", "bits": 3}),
+    "gptq act-order": (gptq_act_order, {"quant_method": "gptq", "bits": 4, "desc_act": True}),
+    "hqq": (hqq, {"quant_method": "hqq"}),
+    "quanto int8": (quanto_int8, {}),
+    "quanto int4": (quanto_int4, {}),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "version": "gemm"}),
     "compressed-tensors": (
         compressed, {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}
@@ -130,6 +180,11 @@ def packed_checkpoint(path: Path, kind: str) -> dict[str, Tensor]:
         expected[name] = weight
         state |= {name.removesuffix("weight") + part: tensor.contiguous() for part, tensor in tensors.items()}
     save_file(state, file, {"format": "pt"})
+    if "quanto" in kind:  # says so in a file of its own
+        weights = {"weights": kind.replace("quanto ", "q"), "activations": "none"}
+        kinds = {name.removesuffix(".weight"): weights for name in expected}
+        (path / "quanto_qmap.json").write_text(json.dumps(kinds))
+        return expected
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"quantization_config": fields}))
     return expected
@@ -164,7 +219,29 @@ def test_a_checkpoint_whose_tensors_do_not_fit_is_refused_by_the_module(tmp_path
         resolve_model(str(tmp_path), SHORT)
 
 
+def test_what_needs_a_library_or_is_its_own_object_is_refused_with_what_helps(tmp_path: Path) -> None:
+    written_base(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    kinds = {
+        "torchao": "torchao is not installed.*pip install torchao.*sqrtdk.diff.original, model",
+        "vptq": "quantised by 'vptq', which is not read here.*hqq",
+    }
+    if find_spec("torchao"):
+        del kinds["torchao"]
+    for method, words in kinds.items():
+        (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": method}}))
+        with pytest.raises(SqrtdkError) as caught:
+            resolve_model(str(tmp_path), SHORT)
+        assert re.search(words, f"{caught.value.message} {caught.value.hint}", re.DOTALL)
+    (tmp_path / "model.safetensors").rename(tmp_path / "qmodel.pt")
+    with pytest.raises(ModelError, match="pickled") as caught:
+        resolve_model(str(tmp_path), SHORT)
+    assert "load the model with the library that wrote it" in str(caught.value.hint)
+
+
 def test_words_hold_numbers_in_both_directions() -> None:
     numbers = torch.randint(0, 16, (8, 16))
     assert torch.equal(unpacked(words(numbers), 4, 1).long(), numbers)
     assert torch.equal(unpacked(words(numbers.mT).mT.contiguous(), 4, 0).long(), numbers)
+    three = torch.randint(0, 8, (2, 96))
+    assert torch.equal(unpacked(words(three, 3), 3, 1), three)

@@ -8,14 +8,14 @@ the copy twice: with its weights rounded, and with the inputs of its products ro
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from sqrtdk.answers.edited import Edited
+from sqrtdk.compare.weights.grids import ROW, TENSOR, Grid, groups_of
 
-GROUP = 32  # entries that share a scale in GGUF's Q8_0 and Q4_0
 Round = Callable[[Tensor], Tensor]
 
 
@@ -24,7 +24,7 @@ class Rounding:
     """A kind of rounding.
 
     Attributes:
-        name: How the report calls it.
+        name: How the report calls it; of weights on a grid, the name that `diff` of two models gives it.
         weights: Rounds a matrix of weights, (out, in).
         inputs: Rounds what enters a product, (..., in).
         head: Whether the embedding and the head are rounded too.
@@ -68,79 +68,40 @@ def _ten_bits(values: Tensor) -> Tensor:
     return large - (large - values)
 
 
-def rounded_groups(values: Tensor, bits: int, group: int | None = GROUP, scales: torch.dtype = torch.float16) -> Tensor:
-    """Round to signed integers that share a scale: `group` entries of a row, or the row.
+def _on_grid(grid: Grid, scales: torch.dtype | None = torch.float16) -> Round:
+    """Return the rounding to a grid, with scales stored in a dtype; rows that its groups don't divide are one group.
 
-    The scale is max |w| / (2^(bits - 1) - 1), stored as `scales`; rounding is to nearest, as in GGUF's Q8_0 for 8 bits.
-
-    Example:
-        >>> rounded_groups(torch.tensor([[1.0, 0.5, -0.3]]), 8, None)
-        tensor([[ 0.9999,  0.5039, -0.2992]])
+    llama.cpp keeps such a matrix in float16, which `signed scales`, its own rule, leaves as it is.
     """
-    width = values.shape[-1]
-    if group is None or width % group:
-        group = width
-    parts = values.float().reshape(*values.shape[:-1], -1, group)
-    most = 2 ** (bits - 1) - 1
-    scale = parts.abs().amax(-1, keepdim=True) / most
-    whole = torch.where(scale > 0, parts / scale, 0.0).round()
-    rounded: Tensor = whole * scale.to(scales).float()
-    return rounded.flatten(-2).to(values.dtype)
 
+    def rounded(values: Tensor) -> Tensor:
+        if grid.sharing.columns and values.shape[-1] % grid.sharing.columns:
+            return values if grid.zero == "signed scales" else replace(grid, sharing=ROW).rounded(values, scales)
+        return grid.rounded(values, scales)
 
-def q4_0(values: Tensor) -> Tensor:
-    """Round as GGUF's Q4_0.
-
-    With m the entry of largest magnitude: d = m / -8, q = floor(w / d + 8.5) in 0 .. 15, w = d (q - 8).
-    """
-    if values.shape[-1] % GROUP:
-        return values
-    parts = values.float().reshape(*values.shape[:-1], -1, GROUP)
-    largest = parts.gather(-1, parts.abs().argmax(-1, keepdim=True))
-    scale = largest / -8
-    whole = torch.where(scale != 0, parts / scale + 8.5, 8.0).floor().clamp(0, 15)
-    rounded: Tensor = (whole - 8) * scale.half().float()
-    return rounded.flatten(-2).to(values.dtype)
-
-
-def _eight_bits(values: Tensor) -> Tensor:
-    return rounded_groups(values, 8)
-
-
-def _rows(values: Tensor) -> Tensor:
-    return rounded_groups(values, 8, None)
-
-
-def _rows_of_float32(values: Tensor) -> Tensor:
-    return rounded_groups(values, 8, None, torch.float32)
-
-
-def _fours(values: Tensor) -> Tensor:
-    return rounded_groups(values, 4)
-
-
-def _fp8(values: Tensor) -> Tensor:
-    scale = values.abs().amax().clamp_min(1e-12) / torch.finfo(torch.float8_e4m3fn).max
-    return (values / scale).to(torch.float8_e4m3fn).to(values.dtype) * scale
+    return rounded
 
 
 _HALF = _to(torch.float16)
+INT8_ROWS, INT8, INT4 = Grid("int8", ROW), Grid("int8", groups_of(32)), Grid("int4", groups_of(32))
+Q4_0, FP8 = replace(INT4, zero="signed scales"), Grid("fp8 e4m3", TENSOR)
+_ROWS, _EIGHT_BITS, _FP8 = _on_grid(INT8_ROWS), _on_grid(INT8), _on_grid(FP8, None)
 ROUNDINGS = (
     Rounding("float32", _same, _nearly),
     Rounding("TF32", _ten_bits, _ten_bits, of_results=True),
     Rounding("bfloat16", _to(torch.bfloat16), _to(torch.bfloat16), runs_in=torch.bfloat16, of_results=True),
     Rounding("float16", _HALF, _HALF, cache=_HALF, products=_HALF, of_results=True),
-    Rounding("int8, a scale a row", _rows, _to(torch.bfloat16)),
-    Rounding("int8, a scale a row, linear layers alone", _rows_of_float32, _nearly, linear=True),
-    Rounding("int8, a scale a row, and inputs", _rows, _rows, head=False),
+    Rounding(INT8_ROWS.name, _ROWS, _to(torch.bfloat16)),
+    Rounding(f"{INT8_ROWS.name}, linear layers alone", _on_grid(INT8_ROWS, None), _nearly, linear=True),
+    Rounding(f"{INT8_ROWS.name}, and inputs", _ROWS, _ROWS, head=False),
     # as in llama.cpp, whose cache is float16 whatever the weights are
-    Rounding("int8, groups of 32", _eight_bits, _eight_bits, cache=_HALF, products=_HALF),
-    Rounding("int4, groups of 32", q4_0, _eight_bits, cache=_HALF, products=_HALF),
-    Rounding("int4, groups of 32, symmetric", _fours, _to(torch.bfloat16), head=False),
-    Rounding("fp8, a scale a tensor", _fp8, _fp8, head=False),
+    Rounding(INT8.name, _EIGHT_BITS, _EIGHT_BITS, cache=_HALF, products=_HALF),
+    Rounding(Q4_0.name, _on_grid(Q4_0), _EIGHT_BITS, cache=_HALF, products=_HALF),
+    Rounding(INT4.name, _on_grid(INT4), _to(torch.bfloat16), head=False),
+    Rounding(FP8.name, _FP8, _FP8, head=False),
     Rounding("float16 cache", _same, _same, cache=_HALF, products=_HALF),
     Rounding("fp8 cache", _same, _same, cache=_to(torch.float8_e4m3fn)),
-    Rounding("int8 cache", _same, _same, cache=_rows),
+    Rounding("int8 cache", _same, _same, cache=_ROWS),
 )
 EXACT = ROUNDINGS[0]
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.errors import INTERRUPTS, ModelError, kind_and_text, short_text, text_of
+from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text, short_text, text_of
 from sqrtdk.messages import Message, id_of, joined
 from sqrtdk.models.checkpoint import weight_files
-from sqrtdk.models.config import DTYPE_NAMES, MODEL_DTYPES, load_config, read_config_dict, read_json
+from sqrtdk.models.config import DTYPE_NAMES, MODEL_DTYPES, load_config, read_json
 from sqrtdk.models.extras import (
     build_options,
     import_accelerate,
@@ -23,9 +23,10 @@ from sqrtdk.models.extras import (
 )
 from sqrtdk.models.links import refuse_stray_files
 from sqrtdk.models.memory import available_memory, model_bytes, require_memory
-from sqrtdk.models.packed import dequantised_state
+from sqrtdk.models.packed import dequantised_state, packing_of
 
 GENERATION = "generation_config.json"
+_QUANTISED = "premises.config.quantization"
 _ABSENT_WEIGHTS_MESSAGE = "premises.weights.absent"
 
 # transformers' auto classes in the order in which they are searched for an architecture; AutoModel is the fallback.
@@ -180,11 +181,12 @@ def build_model(
     notes += [note] if note else []
     if (home / GENERATION).is_file():
         read_json(home / GENERATION)
-    files = [] if static or alone else weight_files(home)
-    packed = read_config_dict(home).get("quantization_config") if files else None
-    if packed:
-        notes = [note for note in notes if id_of(note) != "premises.config.quantization"]
-        notes.append(Message("premises.weights.dequantised", method=repr(_method(packed))))
+    quantised = any(id_of(note) == _QUANTISED for note in notes)
+    files = [] if static or alone else weight_files(home, quantised=quantised)
+    packing = packing_of(home) if files else None
+    if packing is not None:
+        notes = [note for note in notes if id_of(note) != _QUANTISED]
+        notes.append(Message("premises.weights.dequantised", method=repr(packing.method)))
         dtype = dtype or torch.float32  # what is dequantised fits no coarser dtype
     if device_map is not None and not files and not static:
         raise ModelError(Message("errors.options.device_map_no_weights"), hint=Message("errors.hint.static"))
@@ -203,12 +205,20 @@ def build_model(
             if not static:
                 if device_map is None:
                     require_memory(type(module).__name__, model_bytes(module), device=device, mapped=mapped)
-                kind = type(module)
+                meta = module
                 del module
                 torch.manual_seed(seed)
                 if files:
-                    state = dequantised_state(home, files, packed) if packed else None
-                    loads = auto if state is None else kind
+                    loads, state = auto, None
+                    if packing is not None:
+
+                        def load(settings: Any) -> nn.Module:
+                            own = copy.deepcopy(config)
+                            own.quantization_config = settings
+                            options = common | build_options(stored_dtype(config) or torch.float32, static=False)
+                            return _load_weights(auto, home, own, options, None, None, mapped)[0]
+
+                        loads, state = type(meta), dequantised_state(packing, home, files, meta, load)
                     module, missing = _load_weights(
                         loads, home, config, common, device_map, offload_folder, mapped, state
                     )
@@ -218,7 +228,7 @@ def build_model(
                     module = auto.from_config(copy.deepcopy(config), **common)
                 if device_map is None:
                     module = module.to(device)
-    except (*INTERRUPTS, ModelError):
+    except (*INTERRUPTS, SqrtdkError):
         raise
     except BaseException as error:  # transformers and the model's own code may raise anything on untrusted files
         raise_if_attn_refused(error, attn)
@@ -287,10 +297,6 @@ def _load_weights(
     if unused:
         notes.append(Message("premises.weights.unused", count=len(unused), name=repr(unused[0][:200])))
     return module, notes
-
-
-def _method(packed: Any) -> str:
-    return str(packed.get("quant_method"))[:40] if isinstance(packed, dict) else type(packed).__name__
 
 
 def lacks_weights(note: str) -> bool:

@@ -18,8 +18,12 @@ def config_path(home: Path) -> Path:
     return home if home.is_file() else home / CONFIG
 
 
-def weight_files(directory: Path) -> list[str]:
+def weight_files(directory: Path, *, quantised: bool = False) -> list[str]:
     """Return the names of the model's safetensors files; empty if the directory has no weights.
+
+    Args:
+        directory: The model's directory.
+        quantised: Whether its config says that a library quantised it.
 
     Raises:
         ModelError: The weights are only pickled, a file that the index names is missing or is not a safetensors file
@@ -48,7 +52,8 @@ def weight_files(directory: Path) -> list[str]:
     if pickles:
         raise ModelError(
             Message("errors.weights.pickled", file=repr(pickles[0])),
-            hint=how_to_convert(pickles[0]),
+            hint=Message("errors.hint.pickled_quantised") if quantised or "qmodel.pt" in names
+            else how_to_convert(pickles[0]),  # HQQ writes qmodel.pt
         )
     stray = [name for name in names if name.endswith((".safetensors", ".gguf"))]
     if stray:

@@ -1,76 +1,103 @@
-"""Reads quantised checkpoints as plain weights: GPTQ, AWQ, compressed-tensors, bitsandbytes, FP8.
+"""Reads quantised checkpoints as plain weights, whichever library packed them.
 
 The libraries' own kernels mostly need a GPU. What they compute with is the dequantised weight, which is a few
-operations on the tensors of the file, and no code of the checkpoint or of a library runs:
-
-    GPTQ                  W^T = s[g] (q - z - 1)         `qweight`, `qzeros`, `scales`, `g_idx` of the inputs
-    AWQ                   W^T = s (q - z)                the same, eight outputs to a word, in an order of its own
-    compressed-tensors    W = s (q - z)                  `weight_packed` or `weight`, `weight_scale`
-    bitsandbytes          W = code[q] |W|_max            `weight`, `absmax`, `quant_map`; int8 with `SCB` / 127
-    FP8                   W = s w                        `weight_scale_inv` a block, or `weight_scale`
+operations on the tensors of the file, and no code of the checkpoint or of a library runs. torchao writes tensors of its
+own kinds, of which there are many: those are loaded by transformers and torchao, and asked what they compute.
 """
 
 from __future__ import annotations
 
-import json
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sqrtdk.errors import ModelError, kind_and_text
+from sqrtdk.errors import MissingExtraError, ModelError, kind_and_text
 from sqrtdk.messages import Message, joined
+from sqrtdk.models.config import read_config_dict, read_json
+from sqrtdk.models.packed_formats import METHOD_READERS
+from sqrtdk.models.plain import plain_twin
 
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # output of each 4 bits of a word
-_WORD_BITS = 32
-_STORED_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-_MOST_STATE = 2**16  # bytes of JSON beside a weight of 4 bits
-
-Parts = Mapping[str, Tensor]
-Config = Mapping[str, Any]
+_QUANTO_MAP = "quanto_qmap.json"
+_BY_LIBRARY = ("torchao",)
 
 
-def dequantised_state(directory: Path, files: Sequence[str], config: Any) -> dict[str, Tensor]:
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How the weights of a checkpoint are packed.
+
+    Attributes:
+        method: "gptq", "awq", "torchao", ...
+        settings: What the checkpoint says of it: `quantization_config` of its config, or quanto's map of modules.
+    """
+
+    method: str
+    settings: Mapping[str, Any]
+
+
+def packing_of(home: Path) -> Packing | None:
+    """Return how the weights of a directory are packed; None if they are plain.
+
+    Raises:
+        ModelError: They are packed in a way that is not read.
+    """
+    settings = read_config_dict(home).get("quantization_config")
+    if not settings:
+        path = home / _QUANTO_MAP
+        return Packing("quanto", read_json(path)) if path.is_file() else None
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    if method not in (*METHOD_READERS, *_BY_LIBRARY):
+        known = joined([*METHOD_READERS, *_BY_LIBRARY], "comma")
+        raise ModelError(
+            Message("errors.weights.quantized", method=repr(method)[:60], known=known),
+            hint=Message("errors.hint.unquantized"),
+        )
+    return Packing(method, settings)
+
+
+def dequantised_state(
+    packing: Packing, directory: Path, files: Sequence[str], meta: nn.Module, load: Callable[[Any], nn.Module]
+) -> dict[str, Tensor]:
     """Return the state of a quantised checkpoint as plain weights, by name, in float32.
 
     Args:
+        packing: How it is packed.
         directory: The checkpoint.
         files: Names of its safetensors files.
-        config: `quantization_config` of its config.
+        meta: The model without values.
+        load: Loads the directory through transformers, given the settings.
 
     Raises:
-        ModelError: The method is not read, or its tensors don't fit together.
+        ModelError: Its tensors don't fit together.
+        MissingExtraError: The library that wrote it is needed and missing.
     """
+    if packing.method in _BY_LIBRARY:
+        return _state_by_library(packing, load)
     from safetensors.torch import load_file
 
-    method = config.get("quant_method") if isinstance(config, dict) else None
-    read = _METHOD_READERS.get(method) if isinstance(method, str) else None
-    if read is None:
-        raise ModelError(
-            Message("errors.weights.quantized", method=repr(method)[:60], known=joined(list(_METHOD_READERS), "comma")),
-            hint=Message("errors.hint.unquantized"),
-        )
-    stored: dict[str, Tensor] = {}
-    for name in files:
-        stored |= load_file(directory / name)
     modules: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in stored.items():
-        path, _, part = name.rpartition(".")
-        if ".weight." in name:  # bitsandbytes: q_proj.weight.quant_state.bitsandbytes__nf4
-            path, _, part = name.partition(".weight.")
-        modules.setdefault(path, {})[part] = tensor
-    state: dict[str, Tensor] = {}
+    for file in files:
+        for name, tensor in load_file(directory / file).items():
+            path, _, part = name.rpartition(".")
+            if ".weight." in name:  # q_proj.weight.quant_state.bitsandbytes__nf4, q_proj.weight._data._data
+                path, _, part = name.partition(".weight.")
+            modules.setdefault(path, {})[part] = tensor
+    shapes = {name: parameter.shape for name, parameter in meta.named_parameters()}
+    read, state = METHOD_READERS[packing.method], dict[str, Tensor]()
     for path, parts in modules.items():
+        prefix = f"{path}." if path else ""
         try:
-            weight = read(parts, config)
+            weight = read(parts, _settings_of(packing, path, shapes))
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             raise ModelError(
                 Message("errors.weights.packed", module=repr(path[:200]), reason=kind_and_text(error)),
                 hint=Message("errors.hint.damaged_weights"),
             ) from error
-        prefix = f"{path}." if path else ""
         if weight is None:
             state |= {f"{prefix}{part}": tensor for part, tensor in parts.items()}
             continue
@@ -80,150 +107,23 @@ def dequantised_state(directory: Path, files: Sequence[str], config: Any) -> dic
     return state
 
 
-def unpacked(words: Tensor, bits: int, along: int) -> Tensor:
-    """Return the whole numbers that words of 32 bits hold, the lowest bits first.
-
-    Args:
-        words: (rows, columns) of int32.
-        bits: 2, 4 or 8 of each number.
-        along: 0 if the words lie along the rows, 1 along the columns.
-
-    Example:
-        >>> unpacked(torch.tensor([[0x21]], dtype=torch.int32), 4, 1)[0, :3].tolist()
-        [1, 2, 0]
-    """
-    if bits not in (2, 4, 8) or words.dtype != torch.int32 or words.dim() != 2:
-        raise ValueError(f"{bits} bits in {words.dtype} of {words.dim()} dimensions")
-    shifts = torch.arange(0, _WORD_BITS, bits, dtype=torch.int32)
-    numbers: Tensor = (words[..., None] >> shifts) & (2**bits - 1)
-    if along == 1:
-        return numbers.flatten(1)
-    return numbers.transpose(1, 2).reshape(-1, words.shape[1])
+def _settings_of(packing: Packing, path: str, shapes: Mapping[str, torch.Size]) -> Mapping[str, Any]:
+    if packing.method != "quanto":
+        return packing.settings
+    own = packing.settings.get(path)
+    return {**(own if isinstance(own, dict) else {}), "shape": shapes.get(f"{path}.weight")}
 
 
-def _gptq(parts: Parts, config: Config) -> Tensor | None:
-    if "qweight" not in parts:
-        return None
-    bits = _whole(config, "bits")
-    codes = unpacked(parts["qweight"], bits, 0).float()
-    zeros = unpacked(parts["qzeros"], bits, 1).float()
-    if config.get("checkpoint_format", "gptq") != "gptq_v2":
-        zeros = zeros + 1  # the first version stores them less 1
-    scales = parts["scales"].float()
-    size = codes.shape[0] // scales.shape[0]
-    group = parts["g_idx"].long() if "g_idx" in parts else torch.arange(codes.shape[0]) // size
-    weight = scales[group] * (codes - zeros[group])
-    return weight.mT.contiguous()
-
-
-def _awq(parts: Parts, config: Config) -> Tensor | None:
-    if "qweight" not in parts:
-        return None
-    if _whole(config, "bits") != 4 or str(config.get("version", "gemm")).lower() != "gemm":
-        raise ValueError(f"version {config.get('version')!r} with {config.get('bits')} bits")
-    order = torch.tensor(_AWQ_ORDER).argsort()
-    codes, zeros = (
-        unpacked(parts[name], 4, 1).view(parts[name].shape[0], -1, 8)[..., order].flatten(1).float()
-        for name in ("qweight", "qzeros")
-    )
-    scales = parts["scales"].float()
-    size = codes.shape[0] // scales.shape[0]
-    scales, zeros = (each.repeat_interleave(size, 0) for each in (scales, zeros))
-    return (scales * (codes - zeros)).mT.contiguous()
-
-
-def _compressed(parts: Parts, config: Config) -> Tensor | None:
-    if "weight_scale" not in parts:
-        return None
-    if "weight_global_scale" in parts:
-        raise ValueError("weight_global_scale, of nvfp4")
-    scale = parts["weight_scale"].float()
-    zero = parts.get("weight_zero_point")
-    if "weight_packed" in parts:
-        groups = config.get("config_groups") or {}
-        bits = {_whole((one.get("weights") or {}), "num_bits") for one in groups.values()}
-        if len(bits) != 1:
-            raise ValueError(f"{sorted(bits)} bits in one checkpoint")
-        width = bits.pop()
-        rows, columns = (int(size) for size in parts["weight_shape"])
-        middle = 2 ** (width - 1)
-        codes = unpacked(parts["weight_packed"], width, 1)[:rows, :columns].float() - middle
-        if zero is not None and zero.dtype == torch.int32:
-            zero = unpacked(zero, width, 0)[:rows] - middle
-    else:
-        codes = parts["weight"].float()
-    if "weight_g_idx" in parts and bool((parts["weight_g_idx"] >= 0).all()):
-        raise ValueError("weight_g_idx, an order of its own")
-    if zero is not None:
-        codes = codes - _spread(zero.float(), codes.shape)
-    weight: Tensor = codes * _spread(scale, codes.shape)
-    return weight
-
-
-def _spread(numbers: Tensor, shape: torch.Size) -> Tensor:
-    """Return numbers of groups or blocks at each entry of the weight: (out, in / g) or (1,) at (out, in)."""
-    if numbers.numel() == 1:
-        return numbers.reshape(1, 1)
-    if numbers.dim() == 1:
-        numbers = numbers[:, None]
-    for axis in (0, 1):
-        if numbers.shape[axis] not in (1, shape[axis]):
-            size = -(-shape[axis] // numbers.shape[axis])
-            numbers = numbers.repeat_interleave(size, axis).narrow(axis, 0, shape[axis])
-    return numbers
-
-
-def _fp8(parts: Parts, config: Config) -> Tensor | None:
-    weight = parts.get("weight")
-    if weight is None or weight.dtype not in _STORED_FP8:
-        return None
-    scale = parts.get("weight_scale_inv", parts.get("weight_scale"))
-    if scale is None:
-        raise KeyError("weight_scale_inv")
-    block = config.get("weight_block_size")
-    scale = scale.float()
-    if scale.numel() > 1 and isinstance(block, list) and len(block) == 2:
-        rows, columns = (int(size) for size in block)
-        if min(rows, columns) < 1:
-            raise ValueError(f"blocks of {block}")
-        spread = scale.repeat_interleave(rows, 0)[: weight.shape[0]].repeat_interleave(columns, 1)[:, : weight.shape[1]]
-        return weight.float() * spread
-    return weight.float() * _spread(scale, weight.shape)
-
-
-def _bitsandbytes(parts: Parts, config: Config) -> Tensor | None:
-    if "SCB" in parts:
-        return parts["weight"].float() * parts["SCB"].float()[:, None] / 127
-    named = next((name for name in parts if name.startswith("quant_state.bitsandbytes__")), None)
-    if named is None:
-        return None
-    if parts[named].numel() > _MOST_STATE:
-        raise ValueError(f"{parts[named].numel()} bytes of state")
-    state = json.loads(bytes(parts[named].tolist()))
-    absmax = parts["absmax"]
-    if "nested_absmax" in parts:
-        nested = parts["nested_absmax"].float().repeat_interleave(_whole(state, "nested_blocksize"))[: absmax.numel()]
-        absmax = parts["nested_quant_map"].float()[absmax.long()] * nested + float(state["nested_offset"])
-    both = parts["weight"].flatten().long()
-    codes = torch.stack([both >> 4, both & 15], 1).flatten()
-    values = parts["quant_map"].float()[codes]
-    weight = values.view(-1, _whole(state, "blocksize")) * absmax.float()[:, None]
-    shape = [int(size) for size in state["shape"]]
-    return weight.flatten().view(shape)
-
-
-def _whole(config: Config, name: str) -> int:
-    value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= 2**20:
-        raise ValueError(f"{name} is {value!r}")
-    return value
-
-
-_METHOD_READERS: Mapping[str, Callable[[Parts, Config], Tensor | None]] = {
-    "gptq": _gptq,
-    "awq": _awq,
-    "compressed-tensors": _compressed,
-    "bitsandbytes": _bitsandbytes,
-    "fp8": _fp8,
-    "fbgemm_fp8": _fp8,
-}
+def _state_by_library(packing: Packing, load: Callable[[Any], nn.Module]) -> dict[str, Tensor]:
+    if find_spec(packing.method) is None:
+        raise MissingExtraError(
+            Message("errors.weights.library", method=packing.method),
+            hint=Message("errors.hint.library_or_module", method=packing.method),
+        )
+    twin = plain_twin(load(dict(packing.settings)))
+    if twin.left:
+        raise ModelError(
+            Message("errors.weights.not_plain", method=packing.method, module=repr(twin.left[0])),
+            hint=Message("errors.hint.unquantized"),
+        )
+    return twin.module.state_dict()

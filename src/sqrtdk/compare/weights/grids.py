@@ -1,48 +1,38 @@
-"""Recognises rounded weights by their values alone: the format, and what shares a scale.
+"""What numbers are rounded to: the formats, what shares a scale, and the rules by which scales follow from numbers.
 
-A rounded weight is s c + o, with a code c of few values and a scale s that a tensor, a row, a group or a block shares.
-Of integers the codes are evenly spaced, so all differences within a group are multiples of one step; nf4 and fp4 have
-16 codes of their own; fp8 has those of its dtype. Each format is tried for each way of sharing, the largest first. A
-group of m numbers fits by chance with a probability below the product of their tolerances in steps; that must be tiny.
+With codes q of a format, a scale s that a tensor, a row, a group or a block shares, and half = 2^(bits - 1):
+
+    int, ""                 s q          s = max |x| / (half - 1), or / (half - 1/2)      Q8_0
+    int, "signed scales"    s q          s = x / -half, with x of the largest size        Q4_0, Q5_0
+    int, "zero points"      s (q - z)    s = (max(x, 0) - min(x, 0)) / (2^bits - 1)       GPTQ, AWQ
+    int, "offsets"          s q + o      s = (max x - min x) / (2^bits - 1), o = min x    Q4_1, HQQ
+    nf4, fp4                s q          s = max |x|, 16 codes
+    fp8                     s q          s = max |x| / 448 (e4m3) or / 57344 (e5m2)
 
 Reference:
     Dettmers et al. 2023, arXiv 2305.14314 (nf4); Micikevicius et al. 2022, arXiv 2209.05433 (fp8);
-    OCP Microscaling Formats 1.0 (e2m1).
+    OCP Microscaling Formats 1.0 (e2m1); ggml's `quantize_row_q4_0_ref` and its neighbours.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.rounding.precision import rounding_unit, stored_in
-
-_GROUPS = (256, 128, 64, 32, 16)  # entries of a row that share a scale
-_DOWN = (128, 64, 32)  # entries of a column
-_BLOCK = 128
-_LEAST_IN_GROUP = 8
-_MOST_GROUPS, _MOST_ENTRIES = 2**6, 2**7  # that are looked at
-_ROUNDINGS_OFF = 4.0  # roundings of a number over the largest
-_FINE = 2.0**-11  # coarser numbers show no offsets
-_TOLERANCE = 2.0**-8  # of a step, beside the rounding of the values
-_BY_CHANCE = 1e-6  # a format that fits a group by chance with more than this probability is none; 64 groups must
-_FITTING = 0.995  # share of the groups; the rest may have few values
-_MOST_LEVELS = 255
 _NF4 = (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
         -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
         0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0)  # fmt: skip
 _FP4_HALF = (0.0, 0.0625 / 12, 2 / 12, 3 / 12, 4 / 12, 6 / 12, 8 / 12, 1.0)  # as in bitsandbytes
 _E2M1 = (0.0, 0.5 / 6, 1 / 6, 1.5 / 6, 2 / 6, 3 / 6, 4 / 6, 1.0)
-CODES: dict[str, tuple[float, ...]] = {
+CODES: Mapping[str, tuple[float, ...]] = {
     "nf4": _NF4,
     "fp4": tuple(sorted({*_FP4_HALF, *(-x for x in _FP4_HALF)})),
     "fp4 e2m1": tuple(sorted({*_E2M1, *(-x for x in _E2M1)})),
 }
-_FLOATS = {"fp8 e4m3": torch.float8_e4m3fn, "fp8 e5m2": torch.float8_e5m2}
+FLOATS: Mapping[str, torch.dtype] = {"fp8 e4m3": torch.float8_e4m3fn, "fp8 e5m2": torch.float8_e5m2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,45 +43,69 @@ class Sharing:
         name: "a scale a tensor", "a scale a row", "groups of 32", "groups of 32 along the outputs", "blocks of 128".
         rows: Rows of a block; 0 for all.
         columns: Columns of a block; 0 for all.
+        apart: The rows of a block of one column are not neighbours but as far apart as they can be, as in HQQ.
     """
 
     name: str
     rows: int
     columns: int
+    apart: bool = False
 
     def groups(self, matrix: Tensor) -> Tensor:
         """Return the entries group by group, (groups, entries).
 
         Example:
-            >>> Sharing("groups of 2", 1, 2).groups(torch.arange(4.0).view(1, 4)).tolist()
+            >>> groups_of(2).groups(torch.arange(4.0).view(1, 4)).tolist()
             [[0.0, 1.0], [2.0, 3.0]]
         """
         p, q = self._sizes(matrix)
         if p == 1:
             return matrix.reshape(-1, q)
+        if self.apart:
+            return matrix.reshape(p, -1).mT
         blocks = matrix.reshape(matrix.shape[0] // p, p, matrix.shape[1] // q, q).transpose(1, 2)
         return blocks.reshape(-1, p * q)
+
+    def matrix(self, groups: Tensor, like: Tensor) -> Tensor:
+        """Return entries that lie group by group at their places in a matrix of a shape; `groups` undone."""
+        p, q = self._sizes(like)
+        if p == 1:
+            return groups.reshape(like.shape)
+        if self.apart:
+            return groups.mT.reshape(like.shape)
+        blocks = groups.reshape(like.shape[0] // p, like.shape[1] // q, p, q).transpose(1, 2)
+        return blocks.reshape(like.shape)
 
     def spread(self, numbers: Tensor, matrix: Tensor) -> Tensor:
         """Return one number a group, (groups, 1), at each entry of the matrix."""
         p, q = self._sizes(matrix)
-        if p == 1:
-            return numbers.expand(-1, q).reshape(matrix.shape)
-        each = numbers.view(matrix.shape[0] // p, matrix.shape[1] // q)
-        return each.repeat_interleave(p, 0).repeat_interleave(q, 1)
+        return self.matrix(numbers.expand(-1, p * q), matrix)
 
     def _sizes(self, matrix: Tensor) -> tuple[int, int]:
         return self.rows or matrix.shape[0], self.columns or matrix.shape[1]
 
 
+TENSOR = Sharing("a scale a tensor", 0, 0)
+ROW = Sharing("a scale a row", 1, 0)
+COLUMN = Sharing("a scale a column", 0, 1)
+
+
+def groups_of(size: int, *, down: bool = False, apart: bool = False) -> Sharing:
+    """Return the sharing of groups of entries of a row; or, `down`, of a column; or of one with its rows `apart`."""
+    if apart:
+        return Sharing(f"groups of {size} across the outputs", size, 1, apart=True)
+    return Sharing(f"groups of {size} along the outputs", size, 1) if down else Sharing(f"groups of {size}", 1, size)
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What a weight is rounded to.
+    """What a matrix is rounded to.
 
     Attributes:
         form: "int8", "int4", "nf4", "fp8 e4m3", ...
         sharing: Which entries share a scale.
-        zero: "" if 0 is the middle of the codes, "zero points" if another code is, "offsets" if none is.
+        zero: Of integers: "" if 0 is the middle of the codes, "signed scales" if it is and the largest number of a
+            group has the lowest code, "zero points" if another code is 0, "offsets" if none is.
     """
 
     form: str
@@ -108,149 +122,104 @@ class Grid:
         """Bits of a code of an integer format; 0 for others."""
         return int(self.form[3:]) if self.form.startswith("int") else 0
 
+    def scales(self, groups: Tensor) -> tuple[Tensor, ...]:
+        """Return the scales of groups, (groups, 1), by each rule in use for the format, the usual one first.
 
-def sharings(matrix: Tensor) -> Iterator[Sharing]:
-    """Yield the ways in which entries of a matrix may share a scale, the largest groups first."""
-    rows, columns = matrix.shape
-    yield Sharing("a scale a tensor", 0, 0)
-    if rows % _BLOCK == 0 and columns % _BLOCK == 0 and rows * columns > _BLOCK**2:
-        yield Sharing(f"blocks of {_BLOCK}", _BLOCK, _BLOCK)
-    yield Sharing("a scale a row", 1, 0)
-    yield Sharing("a scale a column", 0, 1)
-    for size in _GROUPS:
-        if matrix.numel() % size == 0 and size != columns:
-            yield Sharing(f"groups of {size}", 1, size)
-    for size in _DOWN:
-        if rows % size == 0 and size != rows:
-            yield Sharing(f"groups of {size} along the outputs", size, 1)
+        Example:
+            >>> [scale.item() for scale in Grid("int4", ROW).scales(torch.tensor([[7.5, 1.0]]))]
+            [1.0714285373687744, 1.0]
+        """
+        most = groups.abs().amax(1, keepdim=True)
+        if self.form in CODES:
+            return (most,)
+        if self.form in FLOATS:
+            return (most / torch.finfo(FLOATS[self.form]).max,)
+        return tuple(rule(groups, self.bits) for rule in _INTEGER_SCALES[self.zero])
 
+    def codes(self, groups: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the codes of groups, nearest to their numbers, and their zero points: numbers are s (q - z).
 
-def grid_of(matrix: Tensor, first: Sharing | None = None) -> Grid | None:
-    """Return the grid of a rounded matrix, or None.
+        With zero points and offsets codes are 0 to 2^bits - 1; of offsets z is -o / s, which is no whole number.
+        """
+        none = torch.zeros_like(scales)
+        shares = groups / torch.where(scales == 0, 1.0, scales)
+        if self.form in CODES:
+            return nearest_codes(shares, CODES[self.form])[0], none
+        if self.form in FLOATS:
+            return shares.float().to(FLOATS[self.form]).to(groups.dtype), none
+        half = 2 ** (self.bits - 1)
+        if self.zero == "":
+            return shares.round().clamp(-half, half - 1), none
+        if self.zero == "signed scales":
+            return (shares + 0.5).floor().clamp(-half, half - 1), none  # as ggml does
+        low = groups.amin(1, keepdim=True)
+        low = low.clamp(max=0.0) if self.zero == "zero points" else low
+        zero = -low / torch.where(scales == 0, 1.0, scales)
+        if self.zero == "offsets":
+            return (shares + zero).round().clamp(0, 2 * half - 1), zero
+        zero = zero.round()
+        return (shares.round() + zero).clamp(0, 2 * half - 1), zero
 
-    Args:
-        matrix: (out, in), as dequantised.
-        first: A way of sharing that is tried before the others, such as that of other layers.
+    def rounded(self, values: Tensor, stored: torch.dtype | None = None) -> Tensor:
+        """Return numbers rounded to nearest by the usual rule, computed in float32 (in float64 for float64).
 
-    Example:
-        >>> x = torch.randn(8, 64)
-        >>> step = x.abs().amax(-1, keepdim=True) / 127
-        >>> grid_of((x / step).round() * step).name, grid_of(x)
-        ('int8, a scale a row', None)
-    """
-    matrix = matrix.detach().float()
-    if matrix.dim() != 2 or matrix.numel() < _MOST_LEVELS or not bool(matrix.isfinite().all()):
-        return None
-    unit = rounding_unit(stored_in(matrix, torch.float32) or torch.float32)
-    every = list(sharings(matrix))
-    for sharing in ([first] if first in every else []) + every:
-        groups = _some(sharing.groups(matrix))
-        if groups.shape[1] < _LEAST_IN_GROUP:
-            continue
-        for form, codes in CODES.items():
-            if _is_coded(groups, codes, unit):
-                return Grid(form, sharing)
-        if (found := _integers(groups, unit)) is not None:
-            return Grid(found[0], sharing, found[1])
-        for form, dtype in _FLOATS.items():
-            if _is_float(groups, dtype, unit):
-                return Grid(form, sharing)
-    return None
+        Args:
+            values: (..., in).
+            stored: Dtype in which the scales are kept; None for that of the computation.
 
-
-def _some(groups: Tensor) -> Tensor:
-    groups = groups[:: max(1, groups.shape[0] // _MOST_GROUPS)]
-    if groups.shape[1] <= _MOST_ENTRIES:
-        return groups
-    # the extremes set the scale
-    ends = torch.stack([groups.amax(1), groups.amin(1)], 1)
-    return torch.cat([ends, groups[:, :: groups.shape[1] // _MOST_ENTRIES | 1]], 1)
-
-
-def _is_coded(groups: Tensor, codes: tuple[float, ...], unit: float) -> bool:
-    most = groups.abs().amax(1, keepdim=True)
-    table = torch.tensor(codes, dtype=torch.float64)
-    shares = (groups / most.clamp(min=1e-30)).double().contiguous()
-    above = torch.searchsorted(table, shares.clamp(-1, 1)).clamp(1, len(table) - 1)
-    nearest = torch.where((shares - table[above - 1]).abs() < (shares - table[above]).abs(), above - 1, above)
-    tolerance = 2.0**-12 + 2 * unit
-    fits = ((shares - table[nearest]).abs() <= tolerance).all(1)
-    # numbers of 2 bits are among the codes of 4
-    return _most_fit(fits) and len(torch.unique(nearest)) > len(codes) // 2 and len(codes) * 2 * tolerance < 0.5
+        Example:
+            >>> Grid("int8", ROW).rounded(torch.tensor([[1.0, 0.5, -0.3]]), torch.float16)
+            tensor([[ 0.9999,  0.5039, -0.2992]])
+        """
+        matrix = values.reshape(-1, values.shape[-1])
+        matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
+        groups = self.sharing.groups(matrix)
+        scales = self.scales(groups)[0]
+        codes, zeros = self.codes(groups, scales)
+        kept = scales if stored is None else scales.to(stored).to(scales.dtype)
+        return self.sharing.matrix((codes - zeros) * kept, matrix).view(values.shape).to(values.dtype)
 
 
-def _integers(groups: Tensor, unit: float) -> tuple[str, str] | None:
-    most = groups.abs().amax(1).double()
-    levels = levels_of(groups.double(), most, unit)
-    if _most_fit(levels > 0):
-        step, good = most / levels, levels > 0
-        return _named(groups[good].double() / step[good][:, None])
-    # the float zero of HQQ, the minimum of Q4_1: no code is 0
-    low = groups.amin(1).double()
-    shifted = groups.double() - low[:, None]
-    levels = levels_of(shifted, shifted.amax(1), unit * float((most / shifted.amax(1).clamp(min=1e-30)).amax()))
-    if unit > _FINE or not _most_fit(levels > 0):
-        return None
-    return f"int{_bits(int(levels.amax()))}", "offsets"
-
-
-def _named(codes: Tensor) -> tuple[str, str]:
-    """Return format and kind of zero by the codes of all groups, of which 0 is one."""
-    low, high = codes.amin(1).round(), codes.amax(1).round()
-    bits = _bits(int((high - low).amax()))
-    # the scale of Q4_0 may be negative: its codes reach 8, or -8, whichever is the largest number
-    middle = bool((torch.maximum(-low, high) <= 2 ** (bits - 1)).all())
-    return f"int{bits}", "" if middle else "zero points"
-
-
-def _bits(span: int) -> int:
-    return next((known for known in (2, 3, 4, 5, 6, 8) if span < 2**known), 8)
-
-
-def levels_of(groups: Tensor, most: Tensor, unit: float) -> Tensor:
-    """Return the smallest number of steps up to the largest number of each group that puts all of it on a grid.
+def nearest_codes(shares: Tensor, codes: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    """Return the nearest of a format's codes, and its place among them.
 
     Args:
-        groups: (groups, entries), float64.
-        most: (groups,), the largest size of each.
-        unit: Relative rounding of the numbers.
-
-    Returns:
-        (groups,): 1 to 255; 0 where none does, or where one would by chance.
+        shares: Numbers as shares of the largest of their group; in float64 the codes are exact.
+        codes: Codes in rising order, -1 to 1.
     """
-    shares = groups / most.clamp(min=1e-300)[:, None]
-    distinct = (shares.sort(1)[0].diff(dim=1) > 0).sum(1, keepdim=True)
-    # each value counts once, however often it occurs
-    weight = (distinct / groups.shape[1]).clamp(max=1.0)
-    found = torch.zeros(len(groups), dtype=torch.long)
-    for steps in range(1, _MOST_LEVELS + 1):
-        whole = shares * steps
-        tolerance = _TOLERANCE + _ROUNDINGS_OFF * unit * whole.abs()
-        fits = ((whole - whole.round()).abs() <= tolerance).all(1)
-        if not bool(fits.any()):
-            continue
-        by_chance = ((2 * tolerance).clamp(max=1.0).log() * weight).sum(1) + math.log(steps)
-        found = torch.where((found == 0) & fits & (by_chance < math.log(_BY_CHANCE)), steps, found)
-    return found
+    table = torch.tensor(codes, dtype=shares.dtype, device=shares.device)
+    above = torch.searchsorted(table, shares.clamp(-1, 1).contiguous()).clamp(1, len(table) - 1)
+    place = torch.where((shares - table[above - 1]).abs() < (shares - table[above]).abs(), above - 1, above)
+    return table[place], place
 
 
-def _is_float(groups: Tensor, dtype: torch.dtype, unit: float) -> bool:
-    most = groups.abs().amax(1, keepdim=True)
-    largest = torch.finfo(dtype).max
-    mantissa = 3 if dtype == torch.float8_e4m3fn else 2
-    distinct = min(len(torch.unique(group)) for group in groups)
-    if distinct < _LEAST_IN_GROUP:
-        return False
-    for code in range(2**mantissa, 2 ** (mantissa + 1)):
-        top = code / 2**mantissa * 2 ** math.floor(math.log2(largest))
-        if top > largest:
-            continue
-        shares = (groups / most.clamp(min=1e-30) * top).double()
-        off = (shares.float().to(dtype).double() - shares).abs()
-        if _most_fit((off <= (2.0**-12 + 4 * unit) * shares.abs() + 1e-9).all(1)):
-            return True
-    return False
+# -- scales of integers ------------------------------------------------------------------------------------------------
 
 
-def _most_fit(fits: Tensor) -> bool:
-    return bool(fits.float().mean() >= _FITTING)
+def _largest(groups: Tensor, bits: int) -> Tensor:
+    return groups.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+
+
+def _half_more(groups: Tensor, bits: int) -> Tensor:
+    return groups.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 0.5)
+
+
+def _signed(groups: Tensor, bits: int) -> Tensor:
+    return groups.gather(1, groups.abs().argmax(1, keepdim=True)) / -(2 ** (bits - 1))
+
+
+def _range_with_zero(groups: Tensor, bits: int) -> Tensor:
+    low, high = groups.amin(1, keepdim=True).clamp(max=0.0), groups.amax(1, keepdim=True).clamp(min=0.0)
+    return (high - low) / (2**bits - 1)
+
+
+def _range(groups: Tensor, bits: int) -> Tensor:
+    return (groups.amax(1, keepdim=True) - groups.amin(1, keepdim=True)) / (2**bits - 1)
+
+
+_INTEGER_SCALES: Mapping[str, tuple[Callable[[Tensor, int], Tensor], ...]] = {
+    "": (_largest, _half_more),
+    "signed scales": (_signed,),
+    "zero points": (_range_with_zero, _range),
+    "offsets": (_range,),
+}

@@ -12,21 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.weights.grids import CODES, Grid, grid_of
+from sqrtdk.compare.weights.grids import CODES, ROW, Grid, Sharing
+from sqrtdk.compare.weights.recognised import grid_of
 
 _NEAREST_STEPS = 0.34  # steps: the root mean square of rounding to nearest is 0.29
 _FEEDBACK = 0.8  # steps: error feedback moves more, but not all of a group one way
 _ONE_WAY = 0.5
 _UNBIASED = 0.03  # of the slope of B's numbers on A's
 _LIKE = 0.25  # of a step, that a mistake which is tried leaves: one code in 16 may be another
-_FP8_FORMS = {"fp8 e4m3": torch.float8_e4m3fn, "fp8 e5m2": torch.float8_e5m2}
 _FP8_STEP = 2.0**-3  # of a number, between two of e4m3
-_BLIND = 3  # matrices without a grid, after which the rest is not looked at
+_BLIND = 3  # matrices without a grid, after which no other ways of sharing are tried than those that were met
 _CODE_ORDERS = {
     "exchanged": (1, 0, 3, 2, 5, 4, 7, 6),
     "awq": (0, 2, 4, 6, 1, 3, 5, 7),
@@ -64,12 +64,16 @@ def found_roundings(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[st
         b: B's, those that differ from A's.
     """
     grids: dict[str, Grid | None] = {}
-    last: Grid | None = None
-    for tried, (name, matrix) in enumerate(b.items()):
-        if tried >= _BLIND and last is None:
+    known: list[Sharing] = []  # the latest first
+    missed = 0
+    for name, matrix in b.items():
+        if missed >= _BLIND and not known:
             return {}
-        grids[name] = grid_of(matrix, None if last is None else last.sharing)
-        last = grids[name] or last
+        grid = grids[name] = grid_of(matrix, known, alone=missed >= _BLIND)
+        if grid is None:
+            missed += 1
+        else:
+            known = [grid.sharing, *(one for one in known if one != grid.sharing)]
     found: dict[str, FoundRounding] = {}
     for name, grid in grids.items():
         if grid is not None and (right := _right(a[name], b[name], grid)) is not None:
@@ -82,7 +86,15 @@ def found_roundings(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[st
             if (wrong := _wrong(name, a, b[name], kind)) is not None:
                 found[name] = wrong
                 break
-    return found if any(not one.fault for one in found.values()) or len(found) > 1 else {}
+    if len(found) < 2 and all(one.fault for one in found.values()):
+        return {}
+    sizes = {(one.grid.form, one.grid.zero, one.grid.sharing.columns): one.grid for one in found.values()}
+    for name, one in found.items():
+        # groups of 64 in a row of 64 are those of the other layers, whose rows are longer
+        grouped = sizes.get((one.grid.form, one.grid.zero, a[name].shape[1]))
+        if one.grid.sharing == ROW and grouped is not None:
+            found[name] = replace(one, grid=grouped)
+    return found
 
 
 def _usual(grids: list[Grid]) -> list[Grid]:
@@ -130,13 +142,7 @@ def _steps(a: Tensor, b: Tensor, grid: Grid) -> Tensor:
         whole = torch.exp2(torch.floor(torch.log2(torch.maximum(a.abs(), b.abs()).clamp(min=1e-300))))
         return (whole * _FP8_STEP).clamp(min=2.0**-18 * most.clamp(min=1e-300))
     groups = grid.sharing.groups(a)
-    step = _scales(groups, grid)
-    return grid.sharing.spread(step, a).clamp(min=1e-300)
-
-
-def _scales(groups: Tensor, grid: Grid) -> Tensor:
-    """Return the scales of an integer format by the usual rule, (groups, 1)."""
-    return next(_conventions(groups, grid))
+    return grid.sharing.spread(grid.scales(groups)[0].abs(), a).clamp(min=1e-300)
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
@@ -162,23 +168,23 @@ Tried = tuple[str, Tensor, float | None, str]
 
 def _tries(name: str, every: Mapping[str, Tensor], a: Tensor, b: Tensor, grid: Grid, groups: Tensor) -> Iterator[Tried]:
     """Yield what B would be by each mistake, by A's own codes and scales."""
-    for scales in _conventions(groups, grid):
-        codes, zero = _codes(groups, scales, grid)
+    for scales in grid.scales(groups):
+        codes, zero = grid.codes(groups, scales)
         spread: Callable[[Tensor], Tensor] = lambda numbers: grid.sharing.spread(numbers, a)  # noqa: E731
-        shares = _matrix(codes - zero, a, grid)
+        shares = grid.sharing.matrix(codes - zero, a)
         right = shares * spread(scales)
         c = float((right * b).sum() / right.square().sum().clamp(min=1e-300))
         if abs(c - 1) > _UNBIASED and abs(c) > _UNBIASED:
             yield "factor", c * right, c, ""
         half = 2.0 ** (grid.bits - 1)
-        if grid.zero:
+        if grid.zero in ("zero points", "offsets"):
             for middle in (0.0, half):
-                yield "zero_point", _matrix((codes - middle) * scales, a, grid), None, ""
+                yield "zero_point", grid.sharing.matrix((codes - middle) * scales, a), None, ""
         elif grid.bits:
             yield "signs", torch.where(shares < 0, shares + half, shares - half) * spread(scales), None, ""
         for other, matrix in every.items():
             if other != name and matrix.shape == a.shape:
-                its = next(_conventions(grid.sharing.groups(matrix.double()), grid))
+                its = grid.scales(grid.sharing.groups(matrix.double()))[0]
                 yield "scales", shares * spread(its), None, other
         if len(scales) > 1 and grid.sharing.rows == 1:
             yield from _moved_scales(name, shares, scales, a, grid)
@@ -201,52 +207,6 @@ def _moved_scales(name: str, shares: Tensor, scales: Tensor, a: Tensor, grid: Gr
         yield "axis", shares * grid.sharing.spread(scales, a).mT, None, ""
 
 
-def _conventions(groups: Tensor, grid: Grid) -> Iterator[Tensor]:
-    """Yield the scales of groups, (groups, 1), by each rule in use for a format."""
-    most = groups.abs().amax(1, keepdim=True)
-    if grid.form in CODES:
-        yield most
-    elif not grid.bits:
-        top: Tensor = most / torch.finfo(_FP8_FORMS[grid.form]).max
-        yield top
-    elif grid.zero:
-        low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
-        yield (high.clamp(min=0.0) - low.clamp(max=0.0)) / (2**grid.bits - 1)
-        yield (high - low) / (2**grid.bits - 1)
-    else:
-        half = 2 ** (grid.bits - 1)
-        yield most / (half - 1)
-        yield most / (half - 0.5)
-        largest = groups.gather(1, groups.abs().argmax(1, keepdim=True))
-        yield largest / -half  # Q4_0
-
-
-def _codes(groups: Tensor, scales: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Return the codes of groups and their zero points; both 0 to 2^bits - 1 with zero points."""
-    none = torch.zeros_like(scales)
-    shares = groups / torch.where(scales == 0, 1.0, scales)
-    if grid.form in CODES:
-        table = torch.tensor(CODES[grid.form], dtype=torch.float64)
-        above = torch.searchsorted(table, shares.clamp(-1, 1).contiguous()).clamp(1, len(table) - 1)
-        nearest = torch.where((shares - table[above - 1]).abs() < (shares - table[above]).abs(), above - 1, above)
-        return table[nearest], none
-    if not grid.bits:
-        return shares.float().to(_FP8_FORMS[grid.form]).double(), none
-    half = 2 ** (grid.bits - 1)
-    if not grid.zero:
-        return shares.round().clamp(-half, half - 1), none
-    zero = (-groups.amin(1, keepdim=True).clamp(max=0.0) / torch.where(scales == 0, 1.0, scales)).round()
-    return (shares.round() + zero).clamp(0, 2 * half - 1), zero
-
-
-def _matrix(values: Tensor, a: Tensor, grid: Grid) -> Tensor:
-    """Return numbers that lie group by group as a matrix; `Sharing.groups` the other way round."""
-    index = grid.sharing.groups(torch.arange(a.numel()).view(a.shape))
-    matrix = torch.empty(a.numel(), dtype=values.dtype)
-    matrix[index.flatten()] = values.flatten()
-    return matrix.view(a.shape)
-
-
 def _fits(tried: Tensor, a: Tensor, b: Tensor, grid: Grid) -> bool:
     """Return whether a mistake gives B's numbers but for a code here and there, and A's right ones do not."""
     left, without = float((b - tried).norm()), float((b - a).norm())
@@ -257,5 +217,5 @@ def _rms_step(tried: Tensor, grid: Grid) -> float:
     """Return the root mean square of a step, as a share of the numbers."""
     if not grid.bits:
         return 0.35 if grid.form in CODES else _FP8_STEP
-    steps = grid.sharing.spread(_scales(grid.sharing.groups(tried), grid), tried)
+    steps = grid.sharing.spread(grid.scales(grid.sharing.groups(tried))[0], tried)
     return float(steps.norm() / tried.norm().clamp(min=1e-300))
