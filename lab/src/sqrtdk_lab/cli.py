@@ -231,16 +231,16 @@ def app(
 ) -> None:
     """Serve the explorer until Ctrl-C, or write it as a file."""
     with reported(show_traceback):
-        from sqrtdk.errors import InvalidValueError
-
-        if static is not None and port is not None:
-            raise InvalidValueError(Message("errors.lab.static_port"), hint=Message("errors.hint.leave_port_out"))
-        if static is not None:
-            _write_explorer(static, force, lang)
-        else:
+        if static is None:
+            where = Message("errors.options.without_option", option="--static")
+            options.refuse_ignored({"--force": force}, where, "sqrtdk app --help")
             _serve_explorer(PORT if port is None else port, lang, show)
-        if static is not None and show:
-            _browse(static.resolve().as_uri())
+        else:
+            where = Message("errors.options.with_option", option="--static")
+            options.refuse_ignored({"--port": port}, where, "sqrtdk app --help")
+            _write_explorer(static, force, lang)
+            if show:
+                _browse(static.resolve().as_uri())
 
 
 def _write_explorer(file: Path, force: bool, lang: Choice) -> None:

@@ -19,7 +19,9 @@ from markupsafe import Markup
 from sqrtdk.extending import Choice
 from sqrtdk.messages import catalogue_text
 from sqrtdk.report import page
+from sqrtdk.stats.heads import LOGIT_BINS
 from sqrtdk.theory.ranges import RANGE_DTYPES
+from sqrtdk_lab.app import sample
 from sqrtdk_lab.app.figures import EXPLORER_FIGURES, HALVES
 from sqrtdk_lab.app.settings import CONTROL_BY_RULE, CONTROLS, Control
 
@@ -76,7 +78,16 @@ def _payload() -> dict[str, Any]:
         "words": {id: [catalogue_text(id).en, catalogue_text(id).zh] for id in _ids()},
         "controls": {name: _control(CONTROLS[name]) for name in STATIC_CONTROLS},
         "by_rule": {rule: control and _control(control) for rule, control in CONTROL_BY_RULE.items()},
-        "offered": dict.fromkeys(_NAMED, True),
+        "sizes": {
+            "sets": sample.SETS,
+            "queries": sample.QUERIES,
+            "value_dim": sample.SAMPLE_VALUE_DIM,
+            "largest_dim": int(CONTROLS["d_k"].high),
+            "bins": LOGIT_BINS,
+            "dims": sample.SHOWN_DIMS,
+            "range_dims": sample.RANGE_DIMS,
+            "halves": HALVES,
+        },
         "dtypes": {name: _limits(RANGE_DTYPES[name]) for name in STATIC_DTYPES},
         "table": {name: table[name] for name in ("n", "sigma", "entropy", "peak", "jacobian")},
     }

@@ -1,9 +1,7 @@
 // Random queries, keys and values, and what is measured of their attention. Every vector has random numbers of its own,
 // and a smaller d_k takes its first components: so a slider moves the rows that are seen, and draws no others.
 const rows = (() => {
-  const [SETS, QUERIES, VALUE_DIM, LARGEST_DIM] = [4, 32, 64, 1024];
-  const SHOWN_DIMS = [4, 8, 16, 32, 64, 128, 256, 512, 1024];
-  const BINS = 48;
+  const { sets: SETS, queries: QUERIES, value_dim: VALUE_DIM, largest_dim: LARGEST_DIM, bins: BINS } = data.sizes;
   const [QUERY, KEY, VALUE, UPSTREAM] = [1, 2, 3, 4]; // streams
 
   // sfc32 of PractRand (C. Doty-Humphrey); 15 steps mix the seed.
@@ -198,5 +196,5 @@ const rows = (() => {
     return { low, high, counts };
   }
 
-  return { SHOWN_DIMS, drawn, products, logits, statistics, measured, mean, quantile, histogram, COMPONENTS, generator };
+  return { COMPONENTS, vectors, drawn, statistics, measured, mean, quantile, histogram };
 })();

@@ -1,9 +1,7 @@
 // The static explorer: controls, and what follows from them. Formulas are in formulas.js, measurements in draws.js.
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  theory.begin(data);
-  const [HALVES, DTYPES, GREY, AWAKE_MS] = [["float16", "bfloat16"], ["float16", "bfloat16", "float32"], 8, 24];
-  const RANGE_DIMS = [4, 16, 64, 256, 1024];
+  const [GREY, AWAKE_MS] = [8, 24];
+  const { dims: DIMS, range_dims: RANGE_DIMS, halves: HALVES } = data.sizes;
   const root = document.documentElement;
   const results = document.getElementById("results");
   const query = new URLSearchParams(location.search);
@@ -98,7 +96,7 @@
       if (set) set({ label: nameOf(control), words: wordsOf(control) });
       else {
         label.textContent = nameOf(control);
-        for (const option of select.options) option.textContent = data.offered[control] ? say(`app.offered_${control}.${option.value}`) : option.value;
+        for (const option of select.options) option.textContent = say(`app.offered_${control}.${option.value}`);
         select.value = typed[control];
       }
     }
@@ -225,7 +223,7 @@
       legend.push([before ? "dashes" : "line", colour, `app.legend.${dtype}_${before ? "before" : "after"}`]);
     });
     put("step", { x: "d_{k}", y: "Δz", xLog: 2, yLog: true, series }, legend);
-    const body = DTYPES.flatMap((dtype) => [0, 1].map((before) => {
+    const body = Object.keys(data.dtypes).flatMap((dtype) => [0, 1].map((before) => {
       const one = theory.forecast(chosen.d_k, pairs, unit(chosen.d_k, before), dtype);
       return [dtype, say(`app.place.${before ? "before" : "after"}`), ...[one.largest, one.limit, one.margin].map((value) => shown(value)), charts.percent(one.overflow), shown(one.step)];
     }));
@@ -274,7 +272,7 @@
       if (!kept.has(key)) kept.set(key, yield* rows.measured(chosen, side.factor(d), d, d === chosen.d_k));
       return kept.get(key);
     };
-    const dims = [...new Set([...rows.SHOWN_DIMS, chosen.d_k])].sort((a, b) => a - b);
+    const dims = [...new Set([...DIMS, chosen.d_k])].sort((a, b) => a - b);
     if (kept.size > 4 * dims.length) kept.clear();
     const first = [];
     for (const side of sides) first.push(yield* measured(side, chosen.d_k));

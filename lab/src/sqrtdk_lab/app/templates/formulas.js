@@ -1,14 +1,10 @@
+// What Python wrote into the page: words, controls, sizes of the draws, dtypes and the shipped table.
+const data = JSON.parse(document.getElementById("data").textContent);
+
 // The formulas of `sqrtdk.scales` and `sqrtdk.theory` for components of mean 0, in the same order and to the same digits.
-// Each is tested against Python. `begin` gives them the shipped table and the numbers of the dtypes.
+// Each is tested against Python.
 const theory = (() => {
-  let table = {}; // n, sigma and the ratios of sqrtdk/theory/gaussian_table.json
-  let dtypes = {}; // name -> { max, eps, tiny }
-  function begin(data) {
-    table = data.table;
-    dtypes = data.dtypes;
-    columns.clear();
-    along.clear();
-  }
+  const { table, dtypes } = data;
 
   // -- scales: the factor on the product, by d_k, number of keys and the rule's parameter
 
@@ -209,5 +205,5 @@ const theory = (() => {
     return { largest, limit, margin: largest === 0 ? Infinity : limit / largest, overflow, step: spacing(largest, dtype) };
   }
 
-  return { begin, SCALES, scale, std, entropy, peak, jacobian, logAbove, probabilityWithin, spacing, expectedMax, forecast };
+  return { SCALES, scale, std, entropy, peak, jacobian, logAbove, probabilityWithin, spacing, expectedMax, forecast };
 })();
