@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -41,7 +40,8 @@ def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def vectors(page: Page, stream: int, set_: int, count: int, dim: int, components: str = "normal", seed: int = 0) -> Any:
     """Vectors (count, dim) as the page draws them, float32."""
-    script = f"([stream, set, count, dim, name, seed]) => ({BYTES})(rows.vectors(seed, stream, set, count, dim, rows.COMPONENTS[name]))"
+    call = "rows.vectors(seed, stream, set, count, dim, rows.COMPONENTS[name])"
+    script = f"([stream, set, count, dim, name, seed]) => ({BYTES})({call})"
     drawn = base64.b64decode(page.evaluate(script, [stream, set_, count, dim, components, seed]))
     return numpy.frombuffer(drawn, dtype=numpy.float32).reshape(count, dim)
 
@@ -92,17 +92,23 @@ def test_what_is_measured_is_what_the_library_measures(page: Page, name: str) ->
     d, keys, factor, softcap = case["d_k"], case["keys"], case["factor"], case["softcap"]
     measured = """([settings, factor, d]) => {
       const work = rows.measured(settings, factor, d, true);
-      for (;;) { const { done, value } = work.next(); if (done) return { ...value, logits: value.logits.map(one => Array.from(one)) }; }
+      for (;;) {
+        const { done, value } = work.next();
+        if (done) return { ...value, logits: value.logits.map(one => Array.from(one)) };
+      }
     }"""
     mine = page.evaluate(measured, [case, factor, d])
     both = []
     for stream, count, variance in ((QUERY, sample.QUERIES, case["query_variance"]), (KEY, keys, case["key_variance"])):
-        drawn = [vectors(page, stream, s, count, 1024, case["components"], case["seed"])[:, :d] for s in range(sample.SETS)]
+        drawn = [
+            vectors(page, stream, s, count, 1024, case["components"], case["seed"])[:, :d] for s in range(sample.SETS)
+        ]
         both.append(torch.tensor(numpy.stack(drawn), dtype=DTYPE).unsqueeze(1) * math.sqrt(variance))
     query, key = both
     value, upstream = (
         torch.tensor(
-            numpy.stack([vectors(page, stream, s, count, 64, seed=case["seed"]) for s in range(sample.SETS)]), dtype=DTYPE
+            numpy.stack([vectors(page, stream, s, count, 64, seed=case["seed"]) for s in range(sample.SETS)]),
+            dtype=DTYPE,
         ).unsqueeze(1)
         for stream, count in ((VALUE, keys), (UPSTREAM, sample.QUERIES))
     )
@@ -129,11 +135,12 @@ def test_what_is_measured_is_what_the_library_measures(page: Page, name: str) ->
     }
     assert {key: why for key, why in wrong.items() if why} == {}
     heads = head_stats(its)
-    summaries = page.evaluate("all => all.map(one => [rows.mean(one), rows.quantile(one, 0.05), rows.quantile(one, 0.5)])", [mine["entropy"], mine["gradient"]])  # fmt: skip
-    for (mean, low, middle), rows in zip(summaries, (its.entropy_nats, query.grad.norm(dim=-1)), strict=True):
-        told = row_summary(rows, quantiles=[0.05, 0.5])
-        near = allowed(DTYPE, length=128, logit=size["logit"], magnitude=float(rows.max()))
-        assert [mean, low, middle] == pytest.approx([told.mean[0], told.quantiles[0.05][0], told.quantiles[0.5][0]], abs=near)  # fmt: skip
+    summary = "all => all.map(one => [rows.mean(one), rows.quantile(one, 0.05), rows.quantile(one, 0.5)])"
+    summaries = page.evaluate(summary, [mine["entropy"], mine["gradient"]])
+    for told, values in zip(summaries, (its.entropy_nats, query.grad.norm(dim=-1)), strict=True):
+        known = row_summary(values, quantiles=[0.05, 0.5])
+        near = allowed(DTYPE, length=128, logit=size["logit"], magnitude=float(values.max()))
+        assert told == pytest.approx([known.mean[0], known.quantiles[0.05][0], known.quantiles[0.5][0]], abs=near)
     assert sum(one > 0.99 for one in mine["peak"]) / len(mine["peak"]) == heads.saturated[0]
     assert {len(one) for one in mine["logits"]} == {keys}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,7 +96,7 @@ def test_softmax_of_gaussian_logits(formula: Formula, name: str, of: Callable[[f
 
 
 def test_tails_of_the_products(formula: Formula) -> None:
-    """Logarithms, far into the tail: an exponent of the size of the logarithm is rounded, and a sum of some 400 terms."""
+    """Logarithms, far into the tail: an exponent as large as the logarithm is rounded, and so are some 400 terms."""
     grid = [(d, x * math.sqrt(d)) for d in DIMS for x in (-3.0, -0.5, 0.0, 0.1, 1.0, 3.0, 10.0, 40.0, 1000.0)]
     grid += [(64, math.inf), (64, -math.inf)]
     expected = [logit_distribution(d, 1.0).log_above(x) for d, x in grid]
@@ -107,10 +106,18 @@ def test_tails_of_the_products(formula: Formula) -> None:
 
 def test_density_of_the_logits(formula: Formula) -> None:
     ends = [(-1.0, 1.0), (0.0, 0.5), (2.0, 2.5), (-3.0, -2.0), (-1.0, 0.0), (6.0, 7.0)]
-    grid = [(d, unit, unit * math.sqrt(d) * a, unit * math.sqrt(d) * b) for d in DIMS for unit in (1, 0.125) for a, b in ends]
+    grid = [
+        (d, unit, unit * math.sqrt(d) * a, unit * math.sqrt(d) * b)
+        for d in DIMS
+        for unit in (1, 0.125)
+        for a, b in ends
+    ]
     expected = [logit_distribution(d, unit).probability_within(a, b) for d, unit, a, b in grid]
     # a difference of two probabilities of at most 1
-    assert off(formula("theory.probabilityWithin", grid), expected, [roundings(1.0, length=400, logit=1.0)] * len(grid)) == []
+    assert (
+        off(formula("theory.probabilityWithin", grid), expected, [roundings(1.0, length=400, logit=1.0)] * len(grid))
+        == []
+    )
     assert formula("theory.probabilityWithin", [(64, 0, -1, 1), (64, 0, 1, 2)]) == [1, 0]
 
 
@@ -125,7 +132,7 @@ def test_spacing_is_exact(formula: Formula) -> None:
 
 
 def test_range_forecasts(formula: Formula, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The expected largest of N products is an integral, as exact as the rule is: by half of its step it moves by that."""
+    """The expected largest of N products is an integral, as exact as its rule: what half of the step moves."""
     grid = [(d, keys**2, 1.0, "float16") for d in (1, 64, 1024) for keys in (2, 2048)]
     grid += [(4, 256**2, unit, dtype) for unit in (1.0, 0.125, 1500.0) for dtype in STATIC_DTYPES]
     expected = [range_forecast(d, pairs, dtype, scale_before=unit) for d, pairs, unit, dtype in grid]
@@ -147,7 +154,22 @@ def test_range_forecasts(formula: Formula, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_numbers_are_written_as_in_the_reports(formula: Formula) -> None:
     rng = random.Random(1)
-    values = [0.0, 1.0, 0.125, 12345.678, 65504.0, 99999.4, 999999.4, 1e6, 1e9, 3.4028234e38, 1e-5, 0.0001, 9.9996, -2.5]
+    values = [
+        0.0,
+        1.0,
+        0.125,
+        12345.678,
+        65504.0,
+        99999.4,
+        999999.4,
+        1e6,
+        1e9,
+        3.4028234e38,
+        1e-5,
+        0.0001,
+        9.9996,
+        -2.5,
+    ]
     values += [rng.choice((-1, 1)) * rng.lognormvariate(0.0, 8.0) for _ in range(2000)]
     one = [(value,) for value in values]
     assert formula("charts.shown", one) == [format_number(value) for value in values]

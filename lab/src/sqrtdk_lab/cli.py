@@ -255,12 +255,10 @@ def _write_explorer(file: Path, force: bool, lang: Choice) -> None:
 
 
 def _serve_explorer(port: int, lang: Choice, show: bool) -> None:
-    """Serve, and tell the address: of the page in a language if one is chosen, else the reader's browser chooses."""
     from sqrtdk.cli.output import tell_reader
     from sqrtdk_lab.app.serve import serve
 
-    language = options.language_of_choice(lang)
-    path = "" if lang == "auto" and language == "en" else f"{language}/"
+    path = language_path(lang)
 
     def ready(address: str) -> None:
         tell_reader(Message("progress.explorer", address=f"{address}{path}"))
@@ -268,6 +266,12 @@ def _serve_explorer(port: int, lang: Choice, show: bool) -> None:
             _browse(f"{address}{path}")
 
     serve(port, ready)
+
+
+def language_path(lang: Choice) -> str:
+    """Return the path of the explorer in a language; "" leaves the choice to the reader's browser."""
+    language = options.language_of_choice(lang)
+    return "" if lang == "auto" and language == "en" else f"{language}/"
 
 
 def _browse(address: str) -> None:

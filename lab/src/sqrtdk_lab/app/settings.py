@@ -41,15 +41,16 @@ CONTROL_BY_RULE: Mapping[str, Control | None] = {  # name in `sqrtdk.scales.SCAL
     "none": None,
     "dk": Control("1", ("0.25", "0.5", "1", "2", "4", "8", "16", "32", "64"), 1e-3, 1e4),
     "two_sqrt_dk": None,
-    "fixed": Control(
-        "0.125", ("0.015625", "0.03125", "0.0625", "0.125", "0.25", "0.5", "1", "2", "4"), -100.0, 100.0
+    "fixed": Control("0.125", ("0.015625", "0.03125", "0.0625", "0.125", "0.25", "0.5", "1", "2", "4"), -100.0, 100.0),
+    "log_n": Control(
+        "0.5", ("0.1", "0.168", "0.2", "0.25", "0.3", "0.4", "0.5", "0.7", "1", "1.5", "2"), -100.0, 100.0
     ),
-    "log_n": Control("0.5", ("0.1", "0.168", "0.2", "0.25", "0.3", "0.4", "0.5", "0.7", "1", "1.5", "2"), -100.0, 100.0),
     "yarn": Control("1.3689", ("1", "1.0693", "1.1386", "1.2079", "1.2773", "1.3689", "1.5", "2"), 1e-3, 100.0),
     "disentangled": Control("3", ("1", "2", "3", "4", "5", "6"), 1, 100, whole=True),
     "layer_index": Control("1", ("0", "1", "2", "3", "5", "7", "11", "15", "23", "31", "47"), 0, 10_000, whole=True),
 }
-_VARIANCES = tuple("0.01 0.02 0.05 0.1 0.2 0.25 0.5 1 2 4 5 10 20 50 100".split())
+_VARIANCES = ("0.01", "0.02", "0.05", "0.1", "0.2", "0.25", "0.5", "1", "2", "4", "5", "10", "20", "50", "100")
+_TEMPERATURES = ("0.1", "0.15", "0.2", "0.3", "0.5", "0.7", "1", "1.5", "2", "3", "5", "7", "10")
 CONTROLS: Mapping[str, Control] = {
     "d_k": Control("64", tuple(f"{2**k}" for k in range(11)), 1, 1024, whole=True),
     "keys": Control("256", tuple(f"{2**k}" for k in range(1, 12)), 2, 2048, whole=True),
@@ -59,7 +60,7 @@ CONTROLS: Mapping[str, Control] = {
     "rule": Control("sqrt_dk", tuple(CONTROL_BY_RULE)),
     "parameter": Control("none", ("none",), -1e4, 1e4, none=True),
     "overlay": Control("none", ("none", "sqrt_dk", "off")),
-    "temperature": Control("1", tuple("0.1 0.15 0.2 0.3 0.5 0.7 1 1.5 2 3 5 7 10".split()), 1e-3, 1e3),
+    "temperature": Control("1", _TEMPERATURES, 1e-3, 1e3),
     "softcap": Control("none", ("1", "2", "5", "10", "15", "20", "30", "50", "100", "none"), 0.1, 1e4, none=True),
     "dtype": Control("float32", ("float64", "float32", "bfloat16", "float16")),
     "seed": Control("0", tuple(f"{k}" for k in range(21)), 0, 2**32 - 1, whole=True),

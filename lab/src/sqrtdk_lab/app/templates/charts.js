@@ -2,7 +2,7 @@
 const charts = (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const [HEIGHT, TOP, BOTTOM, RIGHT] = [242, 22, 40, 12];
-  const LARGEST_DRAWN = 1e100;
+  const [LARGEST_DRAWN, LEVEL_SPREAD] = [1e100, 1e-6];
 
   // As `%.4g`: four digits, none dropped left of the point below a million.
   function shown(value, digits = 4) {
@@ -53,7 +53,6 @@ const charts = (() => {
   const drawable = (value, log) => Number.isFinite(value) && Math.abs(value) < LARGEST_DRAWN && (!log || value > 0);
 
   function linear(low, high, from, to) {
-    if (low === high) [low, high] = [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
     const rough = (high - low) / 5;
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 2.5, 5, 10].map((one) => one * power).find((one) => one >= rough * 0.999);
@@ -64,7 +63,6 @@ const charts = (() => {
 
   function logarithmic(low, high, from, to, base, most) {
     const log = (value) => Math.log(value) / Math.log(base);
-    if (low === high) [low, high] = [low / base, high * base];
     const [first, last] = [Math.ceil(log(low) - 1e-9), Math.floor(log(high) + 1e-9)];
     const plain = base === 2 || (first >= -2 && last <= 3);
     const every = Math.max(1, Math.ceil((last - first + 1) / most));
@@ -79,9 +77,11 @@ const charts = (() => {
     return { at: (value) => from + (log(value / low) / log(high / low)) * (to - from), ticks: ticks.sort((a, b) => a[0] - b[0]) };
   }
 
+  // Equal numbers that were rounded apart are one level, in the middle of the axis.
   function ends(values, log) {
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const room = 0.04;
+    if (high - low <= LEVEL_SPREAD * Math.max(Math.abs(low), Math.abs(high))) return log ? [low / 10, high * 10] : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
     if (!log) return [low - room * (high - low), high + room * (high - low)];
     const widen = (high / low) ** room;
     return [low / widen, high * widen];
