@@ -89,6 +89,7 @@ def relinked(text: str, folder: Path) -> str:
         path, anchor = match[1], match[2] or ""
         return f"]({Path(os.path.relpath(folder / path, NOTEBOOKS)).as_posix()}{anchor})"
 
+    text = re.sub(r"\[([^\]]*)\]\(page:[^)]*\)", r"\1", text)  # a page of the site alone
     return re.sub(r"\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)", anew, text)
 
 

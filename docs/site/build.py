@@ -11,19 +11,22 @@ from pathlib import Path
 from sphinx.cmd.build import main
 
 import sqrtdk
-from languages import TREES
+from languages import EXPLORER, TREES
 from public import TOP, names
+from sqrtdk_lab.app.static import explorer_page
 
 SITE = Path(__file__).parent
 ROOT = SITE.parents[1]
 
 
 def build(tree: str, folder: Path) -> int:
-    """The exit code of Sphinx; the pages of docs/en go into FOLDER/en."""
-    _, language, _, title = TREES[tree]
+    """The exit code of Sphinx; the pages of docs/en go into FOLDER/en, and with them the explorer without a server."""
+    code, language, _, title = TREES[tree]
     settings = ["-D", f"language={language}", "-D", f"html_title={title}"]
     options = ["-b", "html", "-q", "-E", "-W", "--keep-going", "-c", str(SITE), "-d", str(folder / ".doctrees" / tree)]
-    return main([*options, *settings, str(ROOT / "docs" / tree), str(folder / tree)])
+    failed = main([*options, *settings, str(ROOT / "docs" / tree), str(folder / tree)])
+    (folder / tree / EXPLORER).write_text(explorer_page(code), encoding="utf-8")
+    return failed
 
 
 def build_site(folder: Path) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lab_tests.app.served import Served, served
+from tests.report.conftest import opened as opened
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page, Request

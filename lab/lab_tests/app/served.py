@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-FIRST_LINE = re.compile(r"Explorer: http://127\.0\.0\.1:(\d+)/")
+FIRST_LINE = re.compile(r"探索页：http://127\.0\.0\.1:(\d+)/zh/（")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,15 @@ class Served:
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[Served]:
-    """Serve the page on a free port until the block is left; its temporary files go into the folder."""
+    """Serve the page on a free port until the block is left; its temporary files go into the folder.
+
+    It is asked for in Chinese, so that the first line names that page; the other is served as well.
+    """
     temporary = folder / "tmp"
     temporary.mkdir()
     settings = os.environ | {"TMPDIR": str(temporary), "GRADIO_ANALYTICS_ENABLED": "True"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "sqrtdk", "app", "--port", "0"],
+        [sys.executable, "-m", "sqrtdk", "app", "--port", "0", "--lang", "zh-CN"],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,

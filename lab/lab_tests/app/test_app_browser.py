@@ -32,7 +32,8 @@ MOVED = {  # a value for each control, and a figure that it moves
 
 
 def _input(page: Page, name: str) -> Locator:
-    return page.locator(f"#control-{name} input")
+    """The field of a control, where a slider's value stands as well."""
+    return page.locator(f"#control-{name} input:not([type=range])")
 
 
 def choose(page: Page, name: str, value: str) -> None:
@@ -42,8 +43,7 @@ def choose(page: Page, name: str, value: str) -> None:
         field.click()
         page.get_by_role("option", name=value, exact=True).click()
     else:
-        field.fill(value[:-1])
-        field.press_sequentially(value[-1])  # with a key, which the page listens to
+        field.fill(value)
         field.press("Enter")
 
 
@@ -159,6 +159,29 @@ def test_every_control_moves_its_figure(visit: Visitor) -> None:
     before = drawing(page, "logits")
     choose(page, "parameter", "0.7")
     moved(page, "logits", before)
+
+
+@pytest.mark.full
+def test_a_slider_moves_by_the_keyboard(visit: Visitor) -> None:
+    """A step of d_k is a factor of two; the field beside it says the value, and so does what a screen reader reads."""
+    page = visit()
+    slider = page.get_by_role("slider", name=word("app.control.d_k", "en"), exact=True)
+    before = drawing(page, "entropy")
+    slider.focus()
+    slider.press("ArrowRight")
+    assert _input(page, "d_k").input_value() == slider.get_attribute("aria-valuetext") == "128"
+    moved(page, "entropy", before)
+    page.wait_for_function("location.search.includes('d_k=128')")
+    assert len(page.get_by_role("slider").all()) == sum(one.low is not None for one in CONTROLS.values()) - 1
+
+
+@pytest.mark.full
+def test_each_entry_of_a_legend_has_a_line_of_its_own(visit: Visitor) -> None:
+    page = visit()
+    expect(page.locator("#figures svg")).to_have_count(len(EXPLORER_FIGURES))
+    tops = "all => all.map(list => [...list.children].map(one => one.getBoundingClientRect().top))"
+    for lines in page.locator(".legend").evaluate_all(tops):
+        assert len({*lines}) == len(lines) > 1
 
 
 @pytest.mark.full

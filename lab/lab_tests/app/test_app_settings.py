@@ -90,6 +90,17 @@ def test_a_malformed_value_is_refused(name: str, text: str) -> None:
     assert refused(caught.value)[0] == name
 
 
+def test_a_slider_begins_at_one_of_its_steps_and_they_ascend() -> None:
+    sliders = {**CONTROLS, **{rule: control for rule, control in CONTROL_BY_RULE.items() if control is not None}}
+    for name, control in sliders.items():
+        if control.low is None:
+            continue
+        assert control.default in control.offered, name
+        steps = [float(one) for one in control.offered if one != "none"]
+        assert steps == sorted({*steps})
+        assert not steps or control.low <= steps[0] <= steps[-1] <= control.high
+
+
 def test_every_rule_of_the_library_is_offered_but_those_that_have_a_control_or_train() -> None:
     assert set(CONTROL_BY_RULE) == set(SCALES) - {"temperature", "learned"}
 
@@ -151,10 +162,9 @@ def test_the_page_opens_with_both_scales_and_they_differ() -> None:
     """Where d_k and keys are as they are at first; the ranges have the product before and after the scale anyway."""
     for name in set(EXPLORER_FIGURES) - {"range", "step"}:
         figure = EXPLORER_FIGURES[name](parse_settings({}))
-        keys = [key for _, _, key in figure.legend]
-        assert "app.legend.over_none" in keys, name
+        assert "app.legend.over_none" in [text.id for _, _, text in figure.legend], name
         alone = EXPLORER_FIGURES[name](parse_settings({"overlay": "off"}))
-        assert not [key for _, _, key in alone.legend if "over" in key]
+        assert not [text for _, _, text in alone.legend if "over" in text.id]
         assert len(figure.plot.series) > len(alone.plot.series)
         assert {series.y for series in alone.plot.series} < {series.y for series in figure.plot.series}
     scaled, unscaled = (sample.at_dim(side, 64).entropy.mean[0] for side in parse_settings({}).sides())

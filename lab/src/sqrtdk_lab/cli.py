@@ -218,30 +218,75 @@ def run_sweep(
         )
 
 
+PORT = 7860  # where the explorer listens if no port is given
+
+
 def app(
-    port: Annotated[int, typer.Option(metavar="N", help="cli.app.port")] = 7860,
+    port: Annotated[int | None, typer.Option(metavar="N", help="cli.app.port", show_default=str(PORT))] = None,
     show: Annotated[bool, typer.Option("--open", help="cli.app.open")] = False,
+    static: Annotated[Path | None, typer.Option("--static", metavar="FILE", help="cli.app.static")] = None,
+    force: options.Force = False,
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Serve the explorer until Ctrl-C."""
+    """Serve the explorer until Ctrl-C, or write it as a file."""
     with reported(show_traceback):
-        from sqrtdk.cli.output import tell_reader
-        from sqrtdk_lab.app.serve import serve
-
-        def ready(address: str) -> None:
-            tell_reader(Message("progress.explorer", address=address))
+        if static is None:
+            where = Message("errors.options.without_option", option="--static")
+            options.refuse_ignored({"--force": force}, where, "sqrtdk app --help")
+            _serve_explorer(PORT if port is None else port, lang, show)
+        else:
+            where = Message("errors.options.with_option", option="--static")
+            options.refuse_ignored({"--port": port}, where, "sqrtdk app --help")
+            _write_explorer(static, force, lang)
             if show:
-                import webbrowser
+                _browse(static.resolve().as_uri())
 
-                webbrowser.open(address)
 
-        serve(port, ready)
+def _write_explorer(file: Path, force: bool, lang: Choice) -> None:
+    from sqrtdk.cli.output import say_written
+    from sqrtdk.extending import check_writable, write_text
+
+    check_writable(file, force)
+    from sqrtdk_lab.app.static import explorer_page
+
+    write_text(file, explorer_page(lang), force)
+    say_written("HTML", file)
+
+
+def _serve_explorer(port: int, lang: Choice, show: bool) -> None:
+    from sqrtdk.cli.output import tell_reader
+    from sqrtdk_lab.app.serve import serve
+
+    path = language_path(lang)
+
+    def ready(address: str) -> None:
+        tell_reader(Message("progress.explorer", address=f"{address}{path}"))
+        if show:
+            _browse(f"{address}{path}")
+
+    serve(port, ready)
+
+
+def language_path(lang: Choice) -> str:
+    """Return the path of the explorer in a language; "" leaves the choice to the reader's browser."""
+    language = options.language_of_choice(lang)
+    return "" if lang == "auto" and language == "en" else f"{language}/"
+
+
+def _browse(address: str) -> None:
+    import webbrowser
+
+    webbrowser.open(address)
 
 
 EXAMPLES: dict[str, dict[str, str]] = {
     "sqrtdk": {},
-    "app": {"sqrtdk app --open": "", "sqrtdk app --port 0": "cli.examples.port"},
+    "app": {
+        "sqrtdk app --open": "",
+        "sqrtdk app --port 0": "cli.examples.port",
+        "sqrtdk app --static explorer.html": "cli.examples.static",
+    },
     "lab": {"sqrtdk lab list": "", "sqrtdk lab show grad-norm": "", "sqrtdk lab run grad-norm --quick": ""},
     "lab list": {"sqrtdk lab list": ""},
     "lab show": {"sqrtdk lab show grad-norm": ""},

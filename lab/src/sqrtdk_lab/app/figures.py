@@ -12,7 +12,7 @@ from typing import Literal, cast
 from markupsafe import Markup
 
 from sqrtdk.extending import Language
-from sqrtdk.messages import Text, word
+from sqrtdk.messages import Message, Text, said, word
 from sqrtdk.stats import RowSummary
 from sqrtdk.theory import largest_finite, spacing
 from sqrtdk_lab.app import sample
@@ -23,6 +23,7 @@ from sqrtdk_lab.report.axes import shows_nothing
 from sqrtdk_lab.report.plots import to_svg
 
 Mark = Literal["line", "dots", "dashes"]
+LegendEntry = tuple[Mark, int, Message]
 _NO_CAPTION = Text("", "")
 HALVES = ("float16", "bfloat16")
 _GREY = 8  # number of the legend's grey, after the eight colours
@@ -35,12 +36,12 @@ class ExplorerFigure:
 
     Attributes:
         plot: labelled with symbols; its series have no labels.
-        legend: entries of the series: (mark, number of the colour, id of its text).
+        legend: entries of the series: (mark, number of the colour, text).
         note: id of a sentence at the beginning of the caption, or "".
     """
 
     plot: Plot
-    legend: tuple[tuple[Mark, int, str], ...]
+    legend: tuple[LegendEntry, ...]
     note: str = ""
 
 
@@ -50,15 +51,16 @@ def _plot(
     return Plot(name, _NO_CAPTION, x, y, series, *axes, lines)
 
 
-def _same(settings: ExplorerSettings) -> str:
-    """Return the id of the legend's text for what is drawn again with the overlaid scale."""
-    return f"app.legend.over_{settings.overlay}"
+def _entries(settings: ExplorerSettings, id: str, mark: Mark = "line", colour: int = 0) -> list[LegendEntry]:
+    """Return an entry for each scale: the chosen one, and in the next colour the overlaid one, which is named."""
+    named = Message(id)
+    over = [Message(f"app.legend.over_{settings.overlay}", of=named)] if len(settings.sides()) > 1 else []
+    return [(mark, colour + place, text) for place, text in enumerate((named, *over))]
 
 
 def draw_logits(settings: ExplorerSettings) -> ExplorerFigure:
     """Draw the histogram of the logits and the exact density for Gaussian components, for each scale."""
     series: list[Series] = []
-    legend: list[tuple[Mark, int, str]] = [("dots", 0, "app.legend.measured")]
     for side in settings.sides():
         histogram = sample.logit_statistics(side).logit_histogram[0]
         bins = len(histogram.counts)
@@ -74,11 +76,8 @@ def draw_logits(settings: ExplorerSettings) -> ExplorerFigure:
             curve_series("", middles[: len(measured)], measured, style="points"),
             curve_series("", middles[: len(expected)], expected, style="dashed"),
         ]
-    if len(series) > 2:
-        legend.append(("dots", 1, _same(settings)))
-    legend.append(("dashes", _GREY, _theory(settings)))
     plot = _plot("logits", "$z$", "$p(z)$", tuple(series), ("linear", "linear"), ())
-    return ExplorerFigure(plot, tuple(legend))
+    return ExplorerFigure(plot, (*_entries(settings, "app.legend.measured", "dots"), _theory(settings)))
 
 
 def draw_weights(settings: ExplorerSettings) -> ExplorerFigure:
@@ -91,9 +90,9 @@ def draw_weights(settings: ExplorerSettings) -> ExplorerFigure:
     )
     lines = (("$1/n$", 1.0 / settings.keys),)
     plot = _plot("weights", "$i$", "$p_{(i)}$", series, ("log", "log"), lines)
-    legend: tuple[tuple[Mark, int, str], ...] = (("line", 0, "app.legend.rows"),)
-    if len(drawn) > 1:
-        legend += (("dashes", 0, _same(settings)),)
+    marks: tuple[Mark, Mark] = ("line", "dashes")
+    entries = _entries(settings, "app.legend.rows")
+    legend = tuple((mark, 0, text) for mark, (_, _, text) in zip(marks, entries, strict=False))
     # on a log axis zeros are left out, so the note has to say that one key has all the weight
     alone = all(row[0] == 1 and not any(row[1:]) for row in drawn[0])
     return ExplorerFigure(plot, legend, "app.note.one_key" if alone else "")
@@ -112,14 +111,11 @@ def _over_dims(
         low, high = (tuple(one.quantiles[share][0] for one in rows) for share in (0.05, 0.95))
         series.append(Series("", x, tuple(one.mean[0] for one in rows), low, high, "line"))
         theory.append(curve_series("", x, [one.expected[expected] for one in found], style="dashed"))
-    legend: list[tuple[Mark, int, str]] = [("line", 0, "app.legend.mean")]
-    if len(series) > 1:
-        legend.append(("line", 1, _same(settings)))
-    legend += [("dashes", _GREY, _theory(settings)), ("dots", len(series), "app.legend.here")]
+    legend = (*_entries(settings, "app.legend.mean"), _theory(settings), _chosen(len(series)))
     here = series[0].y[x.index(float(settings.d_k))]
     points = curve_series("", [settings.d_k], [here], style="points")
     plot = _plot(name, "$d_k$", y, (*series, *theory, points), ("log", "linear"), ())
-    return ExplorerFigure(plot, tuple(legend))
+    return ExplorerFigure(plot, legend)
 
 
 def draw_entropy(settings: ExplorerSettings) -> ExplorerFigure:
@@ -145,14 +141,9 @@ def draw_jacobian(settings: ExplorerSettings) -> ExplorerFigure:
     here = curve_series("", [settings.d_k], [roots[0].y[x.index(settings.d_k)]], style="points")
     series = (*roots, *medians, here, *theory)
     plot = _plot("jacobian", "$d_k$", r"$\Vert J \Vert_F$", series, ("log", "linear"), ())
-    legend: list[tuple[Mark, int, str]] = [("line", 0, "app.legend.rms")]
-    if len(roots) > 1:
-        legend.append(("line", 1, _same(settings)))
-    legend.append(("line", len(roots), "app.legend.median"))
-    if len(roots) > 1:
-        legend.append(("line", 3, _same(settings)))
-    legend += [("dashes", _GREY, _theory(settings)), ("dots", 2 * len(roots), "app.legend.here")]
-    return ExplorerFigure(plot, tuple(legend))
+    rms = _entries(settings, "app.legend.rms")
+    median = _entries(settings, "app.legend.median", colour=len(roots))
+    return ExplorerFigure(plot, (*rms, *median, _theory(settings), _chosen(2 * len(roots))))
 
 
 def gradient(settings: ExplorerSettings) -> ExplorerFigure:
@@ -168,9 +159,8 @@ def gradient(settings: ExplorerSettings) -> ExplorerFigure:
         ]
     y = r"$\Vert \partial L / \partial q \Vert$"
     names = ("app.legend.high", "app.legend.median", "app.legend.low")
-    legend: list[tuple[Mark, int, str]] = [("line", index, name) for index, name in enumerate(names)]
-    if len(series) > len(shares):
-        legend.append(("dashes", _GREY, _same(settings)))
+    legend: list[LegendEntry] = [("line", index, Message(name)) for index, name in enumerate(names)]
+    legend += [("dashes", _GREY, text) for _, _, text in _entries(settings, "app.legend.same")[1:]]
     return ExplorerFigure(_plot("gradient", "$d_k$", y, tuple(series), ("log", "log"), ()), tuple(legend))
 
 
@@ -197,10 +187,10 @@ def dtype_range(settings: ExplorerSettings) -> ExplorerFigure:
         curve_series("", x, first, style="line"),
         curve_series("", x, limit, style="dashed"),
     )
-    legend: tuple[tuple[Mark, int, str], ...] = (
-        ("line", 0, "app.legend.after"),
-        ("line", 1, "app.legend.before"),
-        ("dashes", _GREY, "app.legend.limit"),
+    legend: tuple[LegendEntry, ...] = (
+        ("line", 0, Message("app.legend.after")),
+        ("line", 1, Message("app.legend.before")),
+        ("dashes", _GREY, Message("app.legend.limit")),
     )
     return ExplorerFigure(_plot("range", "$d_k$", r"$\max\, |q \cdot k|$", series, ("log", "log"), ()), legend)
 
@@ -213,13 +203,19 @@ def draw_step(settings: ExplorerSettings) -> ExplorerFigure:
             x, largest = zip(*_largest(settings, before), strict=True)
             steps = [spacing(value, dtype) for value in largest]
             series.append(curve_series("", x, steps, style="dashed" if before else "line"))
-            legend.append((cast(Mark, mark), colour, f"app.legend.{dtype}_{'before' if before else 'after'}"))
+            text = Message(f"app.legend.{dtype}_{'before' if before else 'after'}")
+            legend.append((cast(Mark, mark), colour, text))
     return ExplorerFigure(_plot("step", "$d_k$", r"$\Delta z$", tuple(series), ("log", "log"), ()), tuple(legend))
 
 
-def _theory(settings: ExplorerSettings) -> str:
-    """Return the id of the legend's text for the theory's curve, which must say that the theory knows no softcap."""
-    return "app.legend.theory" if settings.softcap is None else "app.legend.uncapped"
+def _theory(settings: ExplorerSettings) -> LegendEntry:
+    """Return the entry of the theory's curve, which must say that the theory knows no softcap."""
+    return "dashes", _GREY, Message("app.legend.theory" if settings.softcap is None else "app.legend.uncapped")
+
+
+def _chosen(colour: int) -> LegendEntry:
+    """Return the entry of the point at the chosen d_k."""
+    return "dots", colour, Message("app.legend.here")
 
 
 EXPLORER_FIGURES: Mapping[str, Callable[[ExplorerSettings], ExplorerFigure]] = {
@@ -251,8 +247,8 @@ def drawing(plot: Plot, prefix: str, language: Language) -> Markup:
 def to_html(name: str, figure: ExplorerFigure, language: Language) -> Markup:
     """Return a figure with title, legend and caption."""
     entries = Markup("").join(
-        Markup('<li><span class="mark {} k{}"></span>{}</li>').format(mark, colour, word(key, language))
-        for mark, colour, key in figure.legend
+        Markup('<li><span class="mark {} k{}"></span>{}</li>').format(mark, colour, said(text, language))
+        for mark, colour, text in figure.legend
     )
     note = Markup("<b>{}</b> ").format(word(figure.note, language)) if figure.note else ""
     return Markup(

@@ -21,12 +21,12 @@ from sqrtdk_lab.app.settings import (
     RefusedValueError,
     address,
     parse_settings,
+    slider_words,
     texts,
 )
 
 LANGUAGE_CHOICES: tuple[Language, ...] = get_args(Language)
 TAGS: Mapping[Language, str] = {"en": "en", "zh": "zh-CN"}
-_TYPED = {name for name, control in CONTROLS.items() if control.low is not None}
 _TEMPLATES = str.maketrans({char: f"&#{ord(char)};" for char in "{}$`\\"})  # Gradio's templates interpret these
 # The element is missing for a moment while a new drawing replaces it, hence the retries.
 _KEEP_ADDRESS = """() => {
@@ -41,18 +41,6 @@ _KEEP_ADDRESS = """() => {
   };
   keep(50);
 }"""
-# On Enter, Gradio's dropdown picks the first entry that contains the typed text: 0.25 for 2. This keeps the typed text.
-_KEEP_TYPED = """let typed = false;
-addEventListener("keydown", (event) => {
-  const field = event.target;
-  if (!field.matches?.("#controls input") || field.closest("CHOSEN")) return;
-  if (event.key === "Enter" && typed) {
-    event.stopImmediatePropagation();
-    event.preventDefault();
-    field.blur();
-  }
-  typed = event.key.length === 1 || (typed && event.key === "Backspace");
-}, true);"""
 
 
 def page_look(language: Language) -> dict[str, Any]:
@@ -61,14 +49,14 @@ def page_look(language: Language) -> dict[str, Any]:
     font = load_extra("gradio.themes.utils.fonts", "app").Font
     sans = [font(name) for name in ("system-ui", "Noto Sans", "PingFang SC", "Microsoft YaHei", "sans-serif")]
     mono = [font(name) for name in ("ui-monospace", "Menlo", "DejaVu Sans Mono", "monospace")]
-    css = importlib.resources.files("sqrtdk_lab.app").joinpath("style.css").read_text(encoding="utf-8")
+    files = importlib.resources.files("sqrtdk_lab.app").joinpath("templates")
+    css = "".join(files.joinpath(name).read_text(encoding="utf-8") for name in ("shared.css", "gradio.css"))
     tag = json.dumps(TAGS[language])
-    chosen = ", ".join(f"#control-{name}" for name in CONTROLS if name not in _TYPED)
     head = (
         f"<script>document.documentElement.lang = {tag};"
         f'Object.defineProperty(navigator, "language", {{ get: () => {tag} }});'
-        f'Object.defineProperty(navigator, "languages", {{ get: () => [{tag}] }});'
-        f"{_KEEP_TYPED.replace('CHOSEN', chosen)}</script>"
+        f'Object.defineProperty(navigator, "languages", {{ get: () => [{tag}] }});</script>'
+        f"<script>{files.joinpath('sliders.js').read_text(encoding='utf-8')}</script>"
     )
     theme = themes.Base(primary_hue="blue", neutral_hue="slate", font=sans, font_mono=mono)
     return {"theme": theme, "css": css, "head": head}
@@ -119,17 +107,29 @@ def _choices(name: str, offered: tuple[str, ...], language: Language) -> list[tu
 
 
 def _controls(gradio: Any, language: Language) -> dict[str, Any]:
+    """Return a slider for each number, and a dropdown for each control that offers names alone."""
     made = {}
     for name, control in CONTROLS.items():
-        made[name] = gradio.Dropdown(
-            _choices(name, control.offered, language),
-            value=control.default,
-            label=word(f"app.control.{name}", language),
-            allow_custom_value=name in _TYPED,
-            visible=name != "parameter",
-            interactive=True,
-            min_width=120,
-            elem_id=f"control-{name}",
+        label = word(f"app.control.{name}", language)
+        shared: dict[str, Any] = {
+            "visible": name != "parameter",
+            "min_width": 120,
+            "elem_id": f"control-{name}",
+        }
+        if control.low is None:
+            choices = _choices(name, control.offered, language)
+            made[name] = gradio.Dropdown(choices, value=control.default, label=label, interactive=True, **shared)
+            continue
+        made[name] = gradio.HTML(
+            control.default,
+            html_template='<div class="slider"></div>',
+            js_on_load='sliders.mount(element.querySelector(".slider"), props, trigger, watch); // "input"',
+            apply_default_css=False,
+            name=name,
+            title=label,
+            stops=list(control.offered),
+            words=slider_words(name, control, language),
+            **shared,
         )
     return made
 
@@ -139,7 +139,7 @@ def _explore(gradio: Any, blocks: Any, language: Language) -> None:
         with gradio.Column(scale=1, min_width=300, elem_id="controls"):
             opens = Markup("<details><summary>{}</summary></details>").format(word("app.page.controls", language))
             gradio.HTML(_html(opens), elem_id="opens-controls", js_on_load=None)
-            with gradio.Row(elem_id="choices"):
+            with gradio.Column(elem_id="choices"):
                 controls = _controls(gradio, language)
         with gradio.Column(scale=3, min_width=340, elem_id="results"):
             note = gradio.HTML(elem_id="note", js_on_load=None)
@@ -221,8 +221,7 @@ def _parameter(gradio: Any, settings: ExplorerSettings, language: Language) -> A
     if of_rule is None:
         return gradio.update(visible=False, value="none")
     label = word(f"app.parameter.{settings.rule}", language)
-    offered = [(value, value) for value in of_rule.offered]
-    return gradio.update(visible=True, label=label, choices=offered, value=texts(settings)["parameter"])
+    return gradio.update(visible=True, title=label, stops=list(of_rule.offered), value=texts(settings)["parameter"])
 
 
 def _claims(gradio: Any, language: Language) -> None:

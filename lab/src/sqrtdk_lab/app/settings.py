@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields, replace
 from urllib.parse import urlencode
 
 from sqrtdk.errors import InvalidValueError
-from sqrtdk.messages import Message
+from sqrtdk.extending import Language
+from sqrtdk.messages import Message, word
 from sqrtdk.scales import SCALES, ScaleRule
 
 LONGEST_VALUE = 40  # characters of a value; no number needs more
@@ -20,8 +21,8 @@ class Control:
 
     Attributes:
         default: initial value, as text like all values of the page.
-        offered: values in its list.
-        low: least number; None if only offered values are allowed.
+        offered: the steps of its slider, which takes other numbers as well; or the entries of its list.
+        low: least number of a slider; None: a list, and only its entries are allowed.
         high: largest number.
         whole: whether only whole numbers are allowed.
         none: whether "none" is allowed too.
@@ -38,28 +39,31 @@ class Control:
 CONTROL_BY_RULE: Mapping[str, Control | None] = {  # name in `sqrtdk.scales.SCALES` -> control of its parameter
     "sqrt_dk": None,
     "none": None,
-    "dk": Control("1", ("1", "4", "8", "16"), 1e-3, 1e4),
+    "dk": Control("1", ("0.25", "0.5", "1", "2", "4", "8", "16", "32", "64"), 1e-3, 1e4),
     "two_sqrt_dk": None,
-    "fixed": Control("0.125", ("0.0625", "0.125", "0.5", "1"), -100.0, 100.0),
-    "log_n": Control("0.5", ("0.168", "0.5", "1"), -100.0, 100.0),
-    "yarn": Control("1.3689", ("1", "1.1386", "1.3689", "2"), 1e-3, 100.0),
-    "disentangled": Control("3", ("1", "2", "3"), 1, 100, whole=True),
-    "layer_index": Control("1", ("0", "1", "11", "31"), 0, 10_000, whole=True),
+    "fixed": Control("0.125", ("0.015625", "0.03125", "0.0625", "0.125", "0.25", "0.5", "1", "2", "4"), -100.0, 100.0),
+    "log_n": Control(
+        "0.5", ("0.1", "0.168", "0.2", "0.25", "0.3", "0.4", "0.5", "0.7", "1", "1.5", "2"), -100.0, 100.0
+    ),
+    "yarn": Control("1.3689", ("1", "1.0693", "1.1386", "1.2079", "1.2773", "1.3689", "1.5", "2"), 1e-3, 100.0),
+    "disentangled": Control("3", ("1", "2", "3", "4", "5", "6"), 1, 100, whole=True),
+    "layer_index": Control("1", ("0", "1", "2", "3", "5", "7", "11", "15", "23", "31", "47"), 0, 10_000, whole=True),
 }
-_VARIANCES = ("0.01", "0.1", "0.25", "0.5", "1", "2", "4", "16", "100")
+_VARIANCES = ("0.01", "0.02", "0.05", "0.1", "0.2", "0.25", "0.5", "1", "2", "4", "5", "10", "20", "50", "100")
+_TEMPERATURES = ("0.1", "0.15", "0.2", "0.3", "0.5", "0.7", "1", "1.5", "2", "3", "5", "7", "10")
 CONTROLS: Mapping[str, Control] = {
-    "d_k": Control("64", ("4", "8", "16", "32", "64", "128", "256", "512", "1024"), 1, 1024, whole=True),
-    "keys": Control("256", ("2", "8", "16", "64", "128", "256", "512", "1024", "2048"), 2, 2048, whole=True),
+    "d_k": Control("64", tuple(f"{2**k}" for k in range(11)), 1, 1024, whole=True),
+    "keys": Control("256", tuple(f"{2**k}" for k in range(1, 12)), 2, 2048, whole=True),
     "components": Control("normal", ("normal", "uniform", "signs", "Laplace")),
     "query_variance": Control("1", _VARIANCES, 1e-6, 1e6),
     "key_variance": Control("1", _VARIANCES, 1e-6, 1e6),
     "rule": Control("sqrt_dk", tuple(CONTROL_BY_RULE)),
     "parameter": Control("none", ("none",), -1e4, 1e4, none=True),
     "overlay": Control("none", ("none", "sqrt_dk", "off")),
-    "temperature": Control("1", ("0.1", "0.25", "0.5", "1", "2", "4", "10"), 1e-3, 1e3),
-    "softcap": Control("none", ("none", "5", "10", "20", "30", "50"), 0.1, 1e4, none=True),
+    "temperature": Control("1", _TEMPERATURES, 1e-3, 1e3),
+    "softcap": Control("none", ("1", "2", "5", "10", "15", "20", "30", "50", "100", "none"), 0.1, 1e4, none=True),
     "dtype": Control("float32", ("float64", "float32", "bfloat16", "float16")),
-    "seed": Control("0", ("0", "1", "2", "3", "4"), 0, 2**32 - 1, whole=True),
+    "seed": Control("0", tuple(f"{k}" for k in range(21)), 0, 2**32 - 1, whole=True),
 }
 
 
@@ -187,3 +191,8 @@ def texts(settings: ExplorerSettings) -> dict[str, str]:
     """Return the text of each control for these settings."""
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     return {name: "none" if value is None else _short(str(value)) for name, value in values.items()}
+
+
+def slider_words(name: str, control: Control, language: Language) -> dict[str, str]:
+    """Return what a slider shows for a value that is no number: "none" for a softcap that is off."""
+    return {"none": word(f"app.offered_{name}.none", language)} if control.none and name != "parameter" else {}
