@@ -45,7 +45,7 @@ _SETTING_MESSAGES = {
     ("of", "checkpoints"): "watch.setting.checkpoints",
     ("trust_remote_code", True): "watch.setting.trusted",
 }
-_SCRIPTS = ("watch_numbers", "watch_parts", "watch_view", "watch_charts", "watch_panel", "watch_runs")
+WATCH_SCRIPTS = ("watch_numbers", "watch_parts", "watch_view", "watch_charts", "watch_panel", "watch_runs")
 
 
 def to_html(
@@ -83,7 +83,7 @@ def to_html(
         "heads": _heads(runs, compared),
         "partly": [] if compared else partly_shared(runs),
     }
-    before = (*_SCRIPTS, *(["watch_live"] if live else []))
+    before = (*WATCH_SCRIPTS, *(["watch_live"] if live else []))
     shown = {**context, **WATCH_FUNCTIONS}
     return page.render("watch", shown, languages=True, before=before, opens=language, asks=bool(live))
 

@@ -31,10 +31,12 @@ class PartlyShared:
 
     Attributes:
         sites: their labels, in the order of the first run that has them.
-        runs: letters of the runs that have them.
+        letters: of the runs that have them.
+        runs: the folders of these runs, as the caller named them.
     """
 
     sites: tuple[str, ...]
+    letters: tuple[str, ...]
     runs: tuple[str, ...]
 
 
@@ -61,7 +63,11 @@ def partly_shared(runs: Sequence[Summary]) -> tuple[PartlyShared, ...]:
     for label, letters in having.items():
         if len(letters) < len(measured):
             groups.setdefault(tuple(letters), []).append(label)
-    return tuple(PartlyShared(tuple(labels), letters) for letters, labels in groups.items())
+    names = {letter: run.name for letter, run in measured}
+    return tuple(
+        PartlyShared(tuple(labels), letters, tuple(names[letter] for letter in letters))
+        for letters, labels in groups.items()
+    )
 
 
 def shared_sentence(group: PartlyShared) -> Message:
@@ -71,9 +77,9 @@ def shared_sentence(group: PartlyShared) -> Message:
         group: The attentions; the first five are named, and the others counted.
     """
     names: str = joined([plain(site) for site in group.sites[:_MOST_NAMED]], "comma")
-    if left := len(group.sites) - _MOST_NAMED:
-        names = Message("watch.missing.more_places", places=names, count=left) if left > 0 else names
-    return Message("watch.several.only_in", runs=joined(list(group.runs), "comma"), names=names)
+    if (left := len(group.sites) - _MOST_NAMED) > 0:
+        names = Message("watch.missing.more_places", places=names, count=left)
+    return Message("watch.several.only_in", runs=joined(list(group.letters), "comma"), names=names)
 
 
 def newest_worst(run: Summary, column: str) -> float:
