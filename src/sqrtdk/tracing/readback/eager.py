@@ -190,7 +190,7 @@ def _without_product(
 
 def _after_unknown(node: Node) -> Chain:
     """Return the way from a score of unknown operations to the softmax; the score ends where only known steps follow."""
-    start = next((at for at in back(node, None) if at.pairs is not None and at.pairs.both), origin(node, None))
+    start = _start_of_score(node)
     chain = read_chain(node, until=start)
     last = max((i for i, step in enumerate(chain.steps) if isinstance(step, Unknown)), default=-1)
     return replace(chain, product=start, steps=chain.steps[last + 1 :])
@@ -201,10 +201,20 @@ def unknown_start(node: Node) -> str | None:
 
     None if they come from a single projection, an input or a parameter.
     """
-    node = next((at for at in back(node, None) if at.pairs is not None and at.pairs.both), origin(node, None))
-    if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None):
+    node = _start_of_score(node)
+    paired = node.root is not None and node.root.paired
+    if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None and not paired):
         return None
     return f"unknown({node.op})"
+
+
+def _start_of_score(node: Node) -> Node:
+    """Return where q and k meet: their rows in pairs, or a projection of pairs; else where the logits begin."""
+
+    def meets(at: Node) -> bool:
+        return (at.pairs is not None and at.pairs.both) or (at.root is not None and bool(at.root.paired))
+
+    return next((at for at in back(node, None) if meets(at)), origin(node, None))
 
 
 def _followed(node: Node, where: str, left: Node) -> ProductSide:
