@@ -13,6 +13,7 @@ from sqrtdk.report import html
 from sqrtdk.report.check.headline import OUTCOME_TONES
 from sqrtdk.report.check.payload import UNIT_BY_STATISTIC
 from sqrtdk.report.diff.fold import STAGE_MARKS
+from sqrtdk.report.watch.html import WATCH_SCRIPTS
 from tests.report import sample_report
 from tests.report.html_page import HtmlPage, template
 
@@ -59,7 +60,7 @@ def test_steps_are_named_in_chinese_too() -> None:
 
 
 def test_the_script_of_a_run_says_words_of_the_catalogue_and_all_of_them() -> None:
-    script = template("watch.js") + template("watch_parts.js")
+    script = "".join(template(f"{name}.js") for name in ("watch", *WATCH_SCRIPTS))
     words = unfilled("watch.script")
     said = {*re.findall(r'say\("(\w+)"', script)}
     assert said <= set(words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,17 +18,18 @@ from sqrtdk.cli.watch_runs import (
     checkpoints,
     columns_of,
     read_watch_run,
+    read_watch_runs,
     verified,
 )
 from sqrtdk.messages import Message
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="cli.watch.run")]
+RunFolders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="cli.watch.run")]
 
 watch = group_of("watch")
 
 
 def show_run(
-    run: RunFolder,
+    runs: RunFolders,
     statistic: Statistic = DRAWN_STATISTICS,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="cli.watch.follow")] = False,
     serve: Annotated[
@@ -45,10 +47,10 @@ def show_run(
     lang: options.Lang = "auto",
     show_traceback: options.ShowTraceback = False,
 ) -> None:
-    """Draw a run in the terminal or as a page, once or while it is written; end with the exit code of its alarms.
+    """Draw runs in the terminal or as a page, one also while it is written; end with the exit code of the alarms.
 
     Args:
-        run: Folder of the run.
+        runs: Folders of the runs.
         statistic: Statistics to draw.
         follow: Whether to draw it in the terminal again and again while it is written.
         serve: Port on which to serve its page while it is written; None for no server.
@@ -72,10 +74,17 @@ def show_run(
                 Message("errors.watch.live", option="--follow" if follow else "--serve"),
                 hint=Message("errors.watch.live_alone"),
             )
+        if live and len(runs) > 1:
+            raise InvalidValueError(
+                Message("errors.watch.live_one", option="--follow" if follow else "--serve", runs=len(runs)),
+                hint=Message("errors.watch.live_each"),
+            )
         _files.check_outputs((html, output), force)
         columns = columns_of(statistic)
         from sqrtdk.messages import word
-        from sqrtdk.report.watch.json import to_json
+        from sqrtdk.report.plain import plain
+        from sqrtdk.report.watch.json import several_json, to_json
+        from sqrtdk.report.watch.several import several_text
         from sqrtdk.report.watch.terminal import to_text
 
         language = options.language_of_choice(lang)
@@ -83,27 +92,33 @@ def show_run(
             from sqrtdk.cli.watch_live import follow_run, serve_run
 
             if serve is not None:
-                serve_run(run, serve, lang, lambda address: tell_reader(Message("progress.run_page", address=address)))
-            summary = follow_run(run, columns, language)
+                serve_run(runs[0], serve, lang, lambda address: tell_reader(Message("progress.run_page", address=address)))
+            summaries = [follow_run(runs[0], columns, language)]
         else:
-            summary = read_watch_run(run)
+            summaries = read_watch_runs(runs)
+        one = summaries[0] if len(summaries) == 1 else None
         if html is not None:
             from sqrtdk.report.watch.html import to_html
 
-            _files.write_text(html, to_html([summary], language=lang), force)
+            _files.write_text(html, to_html(summaries, language=lang), force)
             say_written("HTML", html)
+        document = (to_json(one) if one else several_json(summaries)) if json_ or output is not None else ""
         if output is not None:
-            _files.write_text(output, to_json(summary), force)
+            _files.write_text(output, document, force)
             say_written("JSON", output)
         if json_ and output is None:
-            print_text(to_json(summary))
+            print_text(document)
         elif not live:
-            print_text(to_text(summary, columns, width=width(), color=colors(), language=language))
+            draw = partial(to_text, one) if one else partial(several_text, summaries)
+            print_text(draw(columns, width=width(), color=colors(), language=language))
         if verify:
-            count, unsigned = verified(run, summary)
-            if not json_ or output is not None:
-                print_text(word("watch.terminal.verified", language, count=count, unsigned=unsigned) + "\n")
-    raise typer.Exit(summary.exit_code(fail_on))
+            for folder, summary in zip(runs, summaries, strict=True):
+                count, unsigned = verified(folder, summary)
+                if not json_ or output is not None:
+                    whole = word("watch.terminal.verified", language, count=count, unsigned=unsigned)
+                    name = "" if one else f"{plain(str(folder))}: "
+                    print_text(f"{name}{whole}\n")
+    raise typer.Exit(max(summary.exit_code(fail_on) for summary in summaries))
 
 
 def compare_two_runs(

@@ -5,6 +5,7 @@ That verb measures the checkpoints of a run and writes them as the records of a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -50,6 +51,29 @@ def read_watch_run(run: Path) -> Summary:
         )
     writer = writer_of(run)  # before the parts: what it wrote before it ended is then read
     return replace(summarise(read_run(run)), writer=writer)
+
+
+def read_watch_runs(folders: Sequence[Path]) -> list[Summary]:
+    """Read runs.
+
+    Raises:
+        RunFolderError: a folder holds no run.
+        InvalidValueError: two of the folders are the same, or there are too many.
+    """
+    from sqrtdk._records import quote
+    from sqrtdk.errors import InvalidValueError
+    from sqrtdk.report.watch.several import check_letters
+
+    check_letters(len(folders))
+    seen: dict[Path, Path] = {}
+    for folder in folders:
+        other = seen.setdefault(folder.resolve(), folder)
+        if other is not folder:
+            raise InvalidValueError(
+                Message("errors.watch.same_run", run=quote(folder), other=quote(other)),
+                hint=Message("errors.watch.each_once"),
+            )
+    return [read_watch_run(folder) for folder in folders]
 
 
 def verified(run: Path, summary: Summary) -> tuple[int, int]:

@@ -26,7 +26,8 @@ CallFault = Literal[
     "skewed",  # a rotation that does not keep lengths
 ]
 BY_DATA = "by indices of the data"  # detail of a stage "gather": the order of the rows is unknown
-WITHOUT_PRODUCT = ("additive", "distance")  # scores without a product of q and k, which have no scale to judge
+DISTANCES = ("rbf", "laplace", "distance")
+WITHOUT_PRODUCT = ("additive", *DISTANCES)  # scores without a product of q and k, which have no scale to judge
 BY_ROW = "rows"  # source of a factor with a number for each row or key, such as log n of the visible keys
 # `op` of an attention by exp(z - m) @ v, which is divided by the sum of the exponentials later
 IN_BLOCKS = "aten.exp"
@@ -145,7 +146,7 @@ class AttentionCall(Shown):
     # operator of another library), "edge softmax"
     kind: str
     op: str  # the operation that ran it, e.g. "aten._scaled_dot_product_flash_attention_for_cpu"
-    score: str  # "dot", "cosine", "disentangled", "relative", "additive", "distance", "unknown(op)"
+    score: str  # "dot", "cosine", "disentangled", "relative", "additive", "rbf", "laplace", "distance", "unknown(op)"
     batch: int
     heads: int
     kv_heads: int

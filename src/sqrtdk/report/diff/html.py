@@ -45,6 +45,7 @@ from sqrtdk.report.plain import plain
 _FORMULA_TOKEN = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?|\w+|\s+|.", re.DOTALL)
 _MOST_TOKENS = 2000  # tokens of a formula; difflib takes quadratic time, so longer formulas get no marks
 _LADDER = (1e-12, 1e2)  # smallest and largest difference on the ladder
+_ARROW = 7  # percent of its width, below which two circles leave no room for an arrow on a telephone
 
 
 def to_html(report: DiffReport, language: Choice = "auto") -> str:
@@ -166,31 +167,32 @@ def ladder(pair: PairDiff) -> Markup | None:
     high = max(math.ceil(math.log10(max(sizes))), low + 3)
 
     def at(size: float) -> float:
+        """Return the place of a size, in percent of the width: the drawing is as wide as its column."""
         power = math.log10(min(max(size, 10.0**low), 10.0**high))
-        return round(20 + 560 * (power - low) / (high - low), 1)
+        return round(5 + 90 * (power - low) / (high - low), 2)
 
     step = max(1, (high - low) // 7)  # decades between ticks, so that labels do not overlap
     ticks = Markup().join(
-        Markup('<line class="axis" x1="{0}" x2="{0}" y1="26" y2="31"/><text x="{0}" y="44">1e{1}</text>').format(
+        Markup('<line class="axis" x1="{0}%" x2="{0}%" y1="26" y2="31"/><text x="{0}%" y="44">1e{1}</text>').format(
             at(10.0**power), power
         )
         for power in range(low, high + 1, step)
     )
-    drawn = Markup('<rect class="within" x="20" y="8" width="{}" height="18" rx="3"/>').format(
-        at(known["allowed"]) - 20
+    drawn = Markup('<rect class="within" x="5%" y="8" width="{}%" height="18" rx="3"/>').format(
+        round(at(known["allowed"]) - 5, 2)
     )
-    drawn += Markup('<line class="allowed" x1="{0}" x2="{0}" y1="4" y2="30"/>').format(at(known["allowed"]))
-    drawn += Markup('<line class="axis" x1="20" x2="580" y1="26" y2="26"/>') + ticks
+    drawn += Markup('<line class="allowed" x1="{0}%" x2="{0}%" y1="4" y2="30"/>').format(at(known["allowed"]))
+    drawn += Markup('<line class="axis" x1="5%" x2="95%" y1="26" y2="26"/>') + ticks
     if "before" in known and known["before"] != known["left"]:
-        ends = (at(known["left"]) + 7, at(known["before"]) - 6)
-        if ends[1] - ends[0] > 4:  # else the circles touch and leave no room for an arrow
-            drawn += Markup('<line class="went" x1="{1}" x2="{0}" y1="17" y2="17" marker-end="url(#went)"/>').format(
+        ends = (at(known["left"]), at(known["before"]))
+        if ends[1] - ends[0] > _ARROW:
+            drawn += Markup('<line class="went" x1="{1}%" x2="{0}%" y1="17" y2="17" marker-end="url(#went)"/>').format(
                 *ends
             )
-        drawn += Markup('<circle class="before" cx="{}" cy="17" r="5"/>').format(at(known["before"]))
+        drawn += Markup('<circle class="before" cx="{}%" cy="17" r="5"/>').format(at(known["before"]))
     tone = "good" if known["left"] <= known["allowed"] else "bad"
-    drawn += Markup('<circle class="left {}" cx="{}" cy="17" r="5.5"/>').format(tone, at(known["left"]))
-    return Markup('<svg class="ladder" viewBox="0 0 600 50" aria-hidden="true">{}</svg>').format(drawn)
+    drawn += Markup('<circle class="left {}" cx="{}%" cy="17" r="5.5"/>').format(tone, at(known["left"]))
+    return Markup('<svg class="ladder" height="50" aria-hidden="true">{}</svg>').format(drawn)
 
 
 def unbroken(sentence: str) -> Markup:

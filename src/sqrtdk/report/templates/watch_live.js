@@ -3,7 +3,9 @@
   const EVERY = 2000; // milliseconds
   const line = document.getElementById("live");
   const root = document.documentElement;
-  const chosen = () => ["statistic", "site", "head"].map((id) => document.getElementById(id)).filter(Boolean);
+  const byIds = (...ids) => ids.map((id) => document.getElementById(id)).filter(Boolean);
+  const chosen = () => byIds("statistic", "site", "head");
+  const fields = () => byIds("smooth", "from", "to");
   const folds = () => [...document.querySelectorAll("details")];
 
   function restore() {
@@ -15,12 +17,18 @@
       select.value = kept.chosen[select.id];
       select.dispatchEvent(new Event("change"));
     }
+    // Only what was changed: a page that shows all steps goes on showing all.
+    for (const field of fields()) if (field.id in kept.fields) {
+      field.value = kept.fields[field.id];
+      field.dispatchEvent(new Event(field.type === "range" ? "input" : "change"));
+    }
     folds().forEach((fold, at) => { fold.open = Boolean(kept.open[at]); });
     window.scrollTo({ top: kept.top, behavior: "instant" });
   }
   function again() {
     const values = Object.fromEntries(chosen().map((select) => [select.id, select.value]));
-    const kept = { chosen: values, open: folds().map((fold) => fold.open), top: window.scrollY };
+    const changed = fields().filter((field) => field.value !== { from: field.min, to: field.max }[field.id]);
+    const kept = { chosen: values, fields: Object.fromEntries(changed.map((field) => [field.id, field.value])), open: folds().map((fold) => fold.open), top: window.scrollY };
     sessionStorage.setItem("sqrtdk watch", JSON.stringify(kept));
     location.reload();
   }

@@ -85,9 +85,9 @@ const drawing = (() => {
     for (let i = Math.ceil(from / step); i * step <= to && every.length < 40; i += 1) every.push(+(i * step).toPrecision(8));
     return every;
   }
-  function yTicks(scale) {
+  function yTicks(scale, most = 5) {
     if (scale.high === scale.low) return [scale.low];
-    if (!scale.log) return ticks(scale.low, scale.high, 5);
+    if (!scale.log) return ticks(scale.low, scale.high, most);
     const powers = [];
     if (scale.both) {
       for (let p = 6; p >= 0; p -= 1) powers.push(-(10 ** p));
@@ -96,7 +96,7 @@ const drawing = (() => {
       return powers.filter((one) => scale.low <= one && one <= scale.high && (one === 0 || Math.abs(one) >= Math.max(-scale.low, scale.high) / 300));
     }
     for (let p = Math.ceil(Math.log10(scale.low)); p <= Math.log10(scale.high); p += 1) powers.push(10 ** p);
-    const every = Math.ceil(powers.length / 4) || 1;
+    const every = Math.ceil(powers.length / (most - 1)) || 1;
     const some = powers.filter((_, i) => i % every === 0);
     return some.length > 1 ? some : [scale.low, scale.high];
   }

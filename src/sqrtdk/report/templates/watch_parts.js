@@ -88,6 +88,9 @@ const pieces = (() => {
     return parts;
   }
 
+  // About how wide a text of a drawing is, in pixels: Chinese letters are wider.
+  const widthOf = (text) => [...text].reduce((sum, one) => sum + (one > "⺀" ? 11.5 : 6.6), 0);
+
   function nearest(steps, step) {
     let best = 0;
     steps.forEach((one, at) => { if (Math.abs(one - step) < Math.abs(steps[best] - step)) best = at; });
@@ -98,7 +101,7 @@ const pieces = (() => {
   // chequered cell, one beyond the scale is striped, and of samples that share a pixel the worst counts.
   const far = (value) => Math.abs(Math.log(Math.abs(value)));
   const WORSE = { largest: (a, b) => a > b, least: (a, b) => a < b, farthest: (a, b) => far(a) > far(b) };
-  function mapOf(run, name, { scale, worst, ends, x, width, tall }) {
+  function mapOf(run, name, { scale, worst, view, x, width, tall }) {
     const ratio = window.devicePixelRatio || 1;
     const [wide, rowPixels] = [Math.max(1, Math.round(width * ratio)), Math.max(1, Math.round(tall * ratio))];
     const high = Math.max(1, run.sites.length * rowPixels);
@@ -119,9 +122,10 @@ const pieces = (() => {
       if (of !== every) {
         of = every;
         [from, to] = [new Int32Array(wide).fill(-1), new Int32Array(wide)];
-        bounds(every, x, ends).forEach(([left, right], at) => {
-          const start = Math.max(0, Math.round(left * ratio));
-          const end = Math.min(wide, Math.max(start + 1, Math.round(right * ratio)));
+        bounds(every, x).forEach(([left, right], at) => {
+          if (right < x(view.from) - 4 || left > x(view.to) + 4) return;
+          const start = Math.max(0, Math.round(Math.max(left, x(view.from) - 4) * ratio));
+          const end = Math.min(wide, Math.max(start + 1, Math.round(Math.min(right, x(view.to) + 4) * ratio)));
           for (let i = start; i < end; i += 1) { if (from[i] < 0) from[i] = at; to[i] = at; }
         });
       }
@@ -152,12 +156,12 @@ const pieces = (() => {
     return canvas;
   }
   // Where the cells of samples begin and end: half way to the next; at a gap of the schedule no wider than before it.
-  function bounds(steps, x, [first, last]) {
+  function bounds(steps, x) {
     return steps.map((step, at) => {
       const [before, after] = [steps[at - 1], steps[at + 1]];
       const left = before === undefined ? x(step) - ((after === undefined ? x(step) + 8 : x(after)) - x(step)) / 2 : (x(before) + x(step)) / 2;
       const right = after === undefined ? x(step) + ((before === undefined ? x(step) + 8 : x(step)) - (before === undefined ? x(step) : x(before))) / 2 : (x(after) + x(step)) / 2;
-      return [Math.max(left, x(first) - 4), Math.min(right, x(last) + 4)];
+      return [left, right];
     });
   }
 
@@ -182,5 +186,5 @@ const pieces = (() => {
     };
   }
 
-  return { BARS, SHAPES, ABOUT, zh, say, speak, svg, html, number, show, line, legend, nearest, mapOf, shortener };
+  return { BARS, SHAPES, ABOUT, zh, say, speak, svg, html, number, show, line, legend, widthOf, nearest, mapOf, shortener };
 })();

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from markupsafe import Markup
 
 from sqrtdk._language import Choice
 from sqrtdk._sites import site_name
-from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message, Text, joined, named
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report import page
@@ -25,6 +23,15 @@ from sqrtdk.report.watch.compare import RunComparison
 from sqrtdk.report.watch.fix import NONFINITE, alarm_fix, root_alarms
 from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
 from sqrtdk.report.watch.payload import alarms_shown, watch_page_data
+from sqrtdk.report.watch.several import (
+    RUN_LETTERS,
+    check_letters,
+    count_wrong,
+    partly_shared,
+    run_state,
+    shared_sentence,
+    wrong_runs,
+)
 from sqrtdk.report.watch.sites import Site
 from sqrtdk.report.watch.statistics import NEWEST, STATISTIC_BY_COLUMN, value_text
 from sqrtdk.report.watch.summary import Summary, alarms_with, rank, samples_with
@@ -38,13 +45,13 @@ _SETTING_MESSAGES = {
     ("of", "checkpoints"): "watch.setting.checkpoints",
     ("trust_remote_code", True): "watch.setting.trusted",
 }
-_RUN_LETTERS = string.ascii_uppercase  # names of the runs on the page
+WATCH_SCRIPTS = ("watch_numbers", "watch_parts", "watch_view", "watch_charts", "watch_panel", "watch_runs")
 
 
 def to_html(
     runs: Sequence[Summary], compared: RunComparison | None = None, language: Choice = "auto", live: str = ""
 ) -> str:
-    """Draw one run, or several next to each other, as one self-contained page that opens from disk.
+    """Draw one run, or several over one another, as one self-contained page that opens from disk.
 
     Args:
         runs: one or several runs.
@@ -58,29 +65,25 @@ def to_html(
     Raises:
         InvalidValueError: there are more runs than letters to name them.
     """
-    # runs are named by letters, in the page's script too
-    if len(runs) > len(_RUN_LETTERS):
-        raise InvalidValueError(
-            Message("errors.output.runs", most=len(_RUN_LETTERS), runs=len(runs)),
-            hint=Message("errors.hint.watch_page"),
-        )
+    check_letters(len(runs))
     drawn = watch_page_data(runs, compared.by if compared else "name")
     context = {
-        "runs": list(zip(_RUN_LETTERS, runs, strict=False)),
+        "runs": list(zip(RUN_LETTERS, runs, strict=False)),
         "two": len(runs) > 1,
         "live": live,
         "compared": compared,
         "payload": Markup(page.script_json(drawn)),
         "a_column": drawn["samples_a_column"],
         "a_point": drawn["samples_a_point"],
-        "letters": _RUN_LETTERS,
+        "letters": RUN_LETTERS,
         "most_missing": _MOST_UNMEASURED_ON_PAGE,
         "statistics": STATISTIC_BY_COLUMN,
         "newest_statistics": {name: STATISTIC_BY_COLUMN[name] for name in NEWEST},
         "drawable": any(run.sites for run in runs),
         "heads": _heads(runs, compared),
+        "partly": [] if compared else partly_shared(runs),
     }
-    before = ("watch_numbers", "watch_parts", *(["watch_live"] if live else []))
+    before = (*WATCH_SCRIPTS, *(["watch_live"] if live else []))
     shown = {**context, **WATCH_FUNCTIONS}
     return page.render("watch", shown, languages=True, before=before, opens=language, asks=bool(live))
 
@@ -118,9 +121,13 @@ def _heads(runs: Sequence[Summary], compared: RunComparison | None) -> list[tupl
     if compared is not None:
         worst = max(tones, key=("good", "", "doubtful", "bad").index)
         return [_head("", worst, compared_headline(runs[0], runs[1], compared))]
-    # a single run needs no letter
-    letters = _RUN_LETTERS if len(runs) > 1 else ("",)
-    return [_head(letter, tone, run_headline(run)) for letter, tone, run in zip(letters, tones, runs, strict=False)]
+    if len(runs) == 1:  # which needs no letter
+        return [_head("", tones[0], run_headline(runs[0]))]
+    wrong = wrong_runs(runs)
+    count = Headline(count_wrong(runs), count_wrong(runs), (), "", bool(wrong))
+    worst = max(tones, key=("good", "", "doubtful", "bad").index)
+    tone_of = dict(zip(RUN_LETTERS, tones, strict=False))
+    return [_head("", worst, count), *(_head(letter, tone_of[letter], run_headline(run)) for letter, run in wrong)]
 
 
 def writer_states(run: Summary) -> dict[str, Message]:
@@ -181,6 +188,12 @@ def in_chinese(alarm: Alarm) -> str:
     if not fields:
         return chinese.said(name)
     return chinese.word("watch.field.named", name=name, fields=chinese.join(fields))
+
+
+def letters_without(runs: Sequence[tuple[str, Summary]], what: str) -> str:
+    """Return the letters of the runs without "alarms", or without anything that is "missing"; "" if there are none."""
+    empty = [letter for letter, run in runs if not (run.alarms if what == "alarms" else run.missing)]
+    return joined(empty, "comma") if empty else ""
 
 
 def steps_of(steps: Sequence[int]) -> str:
@@ -278,7 +291,7 @@ def statistic_groups() -> dict[bool, Text]:
 WATCH_FUNCTIONS = {  # what the template of runs calls, beside the functions of every template
     function.__name__: function
     for function in (
-        alarm_fix, alarms_with, in_chinese, labelled, least_loss, loss_shown, model_rows, newest, result, samples_with,
-        share_apart, shown_alarms, statistic_groups, steps_of, value_text, writer_states,
+        alarm_fix, alarms_with, in_chinese, labelled, least_loss, letters_without, loss_shown, model_rows, newest, result, samples_with,
+        run_state, share_apart, shared_sentence, shown_alarms, statistic_groups, steps_of, value_text, writer_states,
     )
 }  # fmt: skip

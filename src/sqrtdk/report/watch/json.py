@@ -13,6 +13,7 @@ from sqrtdk.report.watch.compare import RunComparison
 from sqrtdk.report.watch.fix import alarm_fix
 from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
 from sqrtdk.report.watch.missing import UnmeasuredEntry
+from sqrtdk.report.watch.several import partly_shared
 from sqrtdk.report.watch.sites import Site
 from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN
 from sqrtdk.report.watch.summary import Summary
@@ -37,6 +38,11 @@ def series_json(done: dict[str, Any], runs: Sequence[Summary]) -> str:
         runs: Runs, which stand under "runs" as `to_json` writes each.
     """
     return json_document(_head() | done | {"runs": [_head() | _run(run) for run in runs]})
+
+
+def several_json(runs: Sequence[Summary]) -> str:
+    """Return several runs as one JSON document: each as `to_json` writes it, and the attentions that not all have."""
+    return series_json({"only_in": [{"runs": one.runs, "sites": one.sites} for one in partly_shared(runs)]}, runs)
 
 
 def comparison_json(a: Summary, b: Summary, compared: RunComparison) -> str:

@@ -10,6 +10,7 @@ import base64
 import math
 import zlib
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,8 @@ def watch_page_data(runs: Sequence[Summary], by: str = "name") -> dict[str, Any]
     a_column = math.ceil(max(samples / MOST_COLUMNS, cells / MOST_CELLS_OF_PAGE, 1))
     a_point = max(a_column, math.ceil(numbers / MOST_NUMBERS_OF_PAGE))
     block = NumberBlock()
-    drawn = [_run(run, a_column, a_point, block) for run in runs]
+    short = short_names([run.name for run in runs])
+    drawn = [_run(run, a_column, a_point, block) | {"short": plain(of)} for run, of in zip(runs, short, strict=True)]
     return {
         "by": by,
         "words": {key: pair(words) for key, words in unfilled("watch.script").items()},
@@ -123,6 +125,21 @@ def alarms_shown(run: Summary) -> list[int]:
     # the worst ones stay, and the page shows them in the order of their steps
     order = sorted(range(len(run.alarms)), key=lambda at: (-rank(run.alarms[at].severity), at))
     return sorted(order[:MOST_ALARMS_OF_PAGE])
+
+
+def short_names(folders: Sequence[str]) -> list[str]:
+    """Return the ends of the paths of runs, as many parts of each as tell all of them apart.
+
+    Example:
+        >>> short_names(["runs/lr1/seed0", "runs/lr2/seed0"]), short_names(["a/exp1", "b/exp2"])
+        (['lr1/seed0', 'lr2/seed0'], ['exp1', 'exp2'])
+    """
+    parts = [PurePath(folder).parts for folder in folders]
+    for count in range(1, max(map(len, parts), default=1)):
+        ends = ["/".join(one[-count:]) for one in parts]
+        if len(set(ends)) == len(ends):
+            return ends
+    return list(folders)
 
 
 def _run(run: Summary, a_column: int, a_point: int, block: NumberBlock) -> dict[str, Any]:

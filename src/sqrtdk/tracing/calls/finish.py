@@ -18,7 +18,7 @@ from sqrtdk.tracing.calls.visible_keys import TokensOf, against_padding, combine
 from sqrtdk.tracing.readback.reading import Logits, Reading
 from sqrtdk.tracing.readback.side import ProductSide
 from sqrtdk.tracing.records import AttentionCall, Stage
-from sqrtdk.tracing.steps import Bias, LearnedSinks, Softcap, Step, scaled_by
+from sqrtdk.tracing.steps import Bias, LearnedSinks, Power, Softcap, Step, scaled_by
 from sqrtdk.tracing.tape import places
 from sqrtdk.tracing.tensors import CallRows
 
@@ -138,7 +138,9 @@ def call_of_reading(
 
 def _score(reading: Reading, content: Sequence[Bias]) -> str:
     if reading.distance is not None:
-        return "distance"
+        # torch.cdist(q, k) ** 2
+        powers = (step.exponent for step in itertools.takewhile(lambda step: isinstance(step, Power), reading.steps))
+        return replace(reading.distance, power=reading.distance.power * math.prod(powers)).name
     if content:
         return content[0].name
     # F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT is the cosine of q and k.

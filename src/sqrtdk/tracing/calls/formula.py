@@ -46,7 +46,7 @@ def _logits(reading: Reading, steps: Iterable[Step]) -> str:
         expression = _scaled(scored, (*reading.query.factors, *reading.key.factors))
     else:
         sides = f"{_operand(reading.query, 'q')} - {_operand(reading.key, 'k')}"
-        expression = Expression(f"|{sides}|" + ("^2" if reading.distance == 2 else ""))
+        expression = Expression(f"|{sides}|{reading.distance.text}")
     sinks, steps = [], list(steps)
     middle = (
         range(_MOST_FORMULA_STEPS // 2, len(steps) - _MOST_FORMULA_STEPS // 2)

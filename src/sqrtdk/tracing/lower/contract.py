@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from sqrtdk.tracing.lower.finished import mark_finished
 from sqrtdk.tracing.lower.mixing import axes_along, complete_softmaxes, mix_heads
 from sqrtdk.tracing.lower.online import weigh_values
-from sqrtdk.tracing.lower.pairs import is_additive, list_serial, pairs_queries_and_keys, reads_pairs
+from sqrtdk.tracing.lower.pairs import is_additive, is_of_all_pairs, list_serial, pairs_queries_and_keys, reads_pairs
 from sqrtdk.tracing.lower.softmax import INDEX_ARGUMENT, group_fault
 from sqrtdk.tracing.lower.sums import as_matrix, largest_product, note_weighted_sum
 from sqrtdk.tracing.lower.vectors import holds_angles, keep_rotation
@@ -102,6 +102,8 @@ def is_product(a: Node, b: Node) -> bool:
         return False
     if holds_angles(a) or holds_angles(b):
         return False  # a rotation by a table of matrices
+    if is_of_all_pairs(a) or is_of_all_pairs(b):
+        return False  # (q - k) @ M: q and k have met already
     return a.act and b.act  # a raw parameter times activations is a projection, even if it holds learned queries
 
 

@@ -250,6 +250,14 @@ def _pairs(node: Node) -> bool | None:
     return node.pairs.both if node.op in ("add", "sub", "cat") and node.pairs is not None else None
 
 
+def is_of_all_pairs(node: Node) -> bool:
+    """Return whether `node` is q + k or q - k of all pairs of rows, before views."""
+    source = first_behind(node, ops.PASSING)
+    if source is None or source.op not in ("add", "sub") or source.pairs is None:
+        return False
+    return source.pairs.both and len(source.shape) > 3
+
+
 def first_behind(node: Node, passed: frozenset[str]) -> Node | None:
     """Return the first node, from `node` backwards, that is neither passed over nor the addition of a bias.
 

@@ -15,7 +15,7 @@ import torch
 from sqrtdk.tracing.lower.pairs import DISTANCES, VECTOR_LENGTHS, broadcast_sizes, is_act, unrun_node
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, ancestors
-from sqrtdk.tracing.tape.node import Node, Pairs, Product, origin
+from sqrtdk.tracing.tape.node import Distance, Node, Pairs, Product, origin
 from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene
 
 _aten = torch.ops.aten
@@ -107,7 +107,7 @@ class _SumOfPairs(NamedTuple):
     shape: tuple[int, ...]
     axes: _Axes
     factors: tuple[Node, ...] = ()
-    distance: int | None = None
+    distance: Distance | None = None
 
 
 def _sum_of_pairs(node: Node) -> _SumOfPairs | None:
@@ -117,26 +117,32 @@ def _sum_of_pairs(node: Node) -> _SumOfPairs | None:
         dims = max(len(left.shape), len(right.shape))
         shape = tuple(max(sizes) for sizes in broadcast_sizes(left, right, (0,) * dims))
         return _summed(_SumOfPairs(node.pairs, shape, _NO_AXES), -1)
-    # torch.cdist(q, k), whose third argument is p; another p than 2 is not a function of q.k.
+    # torch.cdist(q, k, p), whose third argument is p
     if node.pairs is not None and node.op in DISTANCES:
-        if node.op == "_cdist_forward" and node.args and node.number(2) != 2:
+        order = node.number(2) if node.op == "_cdist_forward" and node.args else 2.0
+        if not order:
             return None
         left, right = _spread(node.pairs.left, -2), _spread(node.pairs.right, -3)
         pairs, shape = Pairs(left, right, both=True), (*node.shape, left.shape[-1])
-        return _summed(_SumOfPairs(pairs, shape, _NO_AXES, distance=1), -1)
+        return _summed(_SumOfPairs(pairs, shape, _NO_AXES, distance=Distance(order, 1)), -1)
     if node.op not in _SUM_AND_MEAN | VECTOR_LENGTHS or not isinstance(inner := node.args[0], Node):
         return None
-    # 1: the length, torch.linalg.vector_norm(q - k, dim=-1). 2: its square, ((q - k) ** 2).sum(-1).
-    distance = 1 if node.op in VECTOR_LENGTHS else None
-    if distance and node.number(1) != 2:
-        return None
+    # torch.linalg.vector_norm(q - k, ord, dim=-1), ((q - k) ** 2).sum(-1), (q - k).abs().sum(-1)
+    distance = None
+    if node.op in VECTOR_LENGTHS:
+        order = node.number(1)
+        if order is None or order <= 0:  # 0 counts elements, and a negative one is no norm
+            return None
+        distance = Distance(order, 1)
     factors: list[Node] = []
     while inner.pairs is None:
         main = inner.main()
         if main is None or inner.is_root:
             return None
         if distance is None and (inner.number(1) == 2 if inner.op == "pow" else _is_square(inner)):
-            distance = 2
+            distance = Distance(2, 2)
+        elif distance is None and inner.op == "abs":
+            distance = Distance(1, 1)
         elif _by_number(inner):
             factors.append(inner)
         elif inner.op not in ops.CASTS_AND_COPIES:

@@ -84,7 +84,7 @@ def read_chain(
             steps = (*inner, *steps)
             continue
         lost = None if node.products else node.lost_logits
-        main = lost if node.is_root else node.main() if node.products or scored or lost else None
+        main = lost if node.is_root else node.main() if node.products or scored or lost or until is not None else None
         if main is None:
             return Chain(None, steps, views, fork)
         if node.is_root:

@@ -34,7 +34,7 @@ from sqrtdk.tracing.records import NotAttentionCode, Stage
 from sqrtdk.tracing.steps import OF_LOGITS, LearnedSinks, Offset, Unknown
 from sqrtdk.tracing.steps.placed import columns_before
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.node import Node, SoftmaxRun, back, origin
+from sqrtdk.tracing.tape.node import Distance, Node, SoftmaxRun, back, origin
 
 _ADDITIVE = "additive"
 
@@ -98,7 +98,7 @@ def read_span(softmax_run: SoftmaxRun, value: Tensor, output: Tensor, span: Span
     distance, steps = chain.product.product.distance, chain.steps
     # |q|^2 - 2 q.k + |k|^2, written out: the score is a squared distance, and -2 belongs to it.
     if distance is None and (rest := completed_distance(steps, query.factor * key.factor)) is not None:
-        distance, steps, query, key = 2, rest, replace(query, factors=()), replace(key, factors=())
+        distance, steps, query, key = Distance(2, 2), rest, replace(query, factors=()), replace(key, factors=())
     first = span.first
     if softmax_run.sinks:
         steps = (*steps, LearnedSinks(column=False))
@@ -146,13 +146,18 @@ def _without_product(
 ) -> Reading | NotAttentionCode:
     """Reads logits that are not a product of q and k: an additive score, `w @ tanh(q + k)`, or an unknown operation.
 
+    The logits and weights of either are those of the softmax, so it has statistics.
+
     Returns a code, as `read_eager` does, if the logits come from a single projection.
     """
     score, logits = _ADDITIVE if chain.product is not None else unknown_start(softmax_run.node), softmax_run.logits
     if score is None:
         return "one_projection"
+    additive = score == _ADDITIVE
+    if not additive:
+        chain = _after_unknown(softmax_run.node)
     logits = logits.movedim(softmax_run.dim, -1)
-    dims, additive = logits.dim(), score == _ADDITIVE
+    dims = logits.dim()
     axes = Orientation(softmax_run.dim, (dims - 2,) if dims > 1 else (), swapped=False, followed=True)
     odd = dims < 3 or (dims > 4 and logits.shape[-2] == 1)  # with two axes, the first may be the batch or the queries
     if dims == 2 and value.dim() > 2:
@@ -162,25 +167,33 @@ def _without_product(
     batch, rows = logits.shape[0] if logits.dim() > 2 else 1, logits.shape[-2] if logits.dim() > 1 else 1
     layout = Layout(batch, math.prod(logits.shape[1:-2]), rows, logits.shape[-1], 0, value.shape[-1])
     of_score = None
-    if additive and chain.product is not None:
+    if chain.product is not None:
         of_score = Logits(softmax_run.logits, softmax_run.weights, chain.product, chain.views, axes, layout)
-    no_slope = Message("trace.fault.score", what=score) if additive else None
+    no_slope = Message("trace.fault.score", what=score)
     fault = no_slope if odd or softmax_run.fault is not None else None
     stage = Stage("logits", "score" if additive else "unknown", score)
     return of_softmax(
         softmax_run,
         ProductSide(None, None, (stage,), unknown=() if additive else (score,)),
         ProductSide(None, None),
-        (*chain.steps, *((LearnedSinks(column=False),) if softmax_run.sinks else ())) if additive else (),
+        (*chain.steps, *((LearnedSinks(column=False),) if softmax_run.sinks else ())),
         layout=layout,
         operands=of_score,
         dtype=value.dtype,
         logits_dtype=logits.dtype,
         output=output if additive else None,
         score=score,
-        fault=fault if additive else Message("trace.fault.logits", what=score),
+        fault=fault,
         no_slope=no_slope,
     )
+
+
+def _after_unknown(node: Node) -> Chain:
+    """Return the way from a score of unknown operations to the softmax; the score ends where only known steps follow."""
+    start = _start_of_score(node)
+    chain = read_chain(node, until=start)
+    last = max((i for i, step in enumerate(chain.steps) if isinstance(step, Unknown)), default=-1)
+    return replace(chain, product=start, steps=chain.steps[last + 1 :])
 
 
 def unknown_start(node: Node) -> str | None:
@@ -188,10 +201,20 @@ def unknown_start(node: Node) -> str | None:
 
     None if they come from a single projection, an input or a parameter.
     """
-    node = next((at for at in back(node, None) if at.pairs is not None and at.pairs.both), origin(node, None))
-    if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None):
+    node = _start_of_score(node)
+    paired = node.root is not None and node.root.paired
+    if node.op in ("input", "parameter") or (node.root is not None and node.root.width is not None and not paired):
         return None
     return f"unknown({node.op})"
+
+
+def _start_of_score(node: Node) -> Node:
+    """Return where q and k meet: their rows in pairs, or a projection of pairs; else where the logits begin."""
+
+    def meets(at: Node) -> bool:
+        return (at.pairs is not None and at.pairs.both) or (at.root is not None and bool(at.root.paired))
+
+    return next((at for at in back(node, None) if meets(at)), origin(node, None))
 
 
 def _followed(node: Node, where: str, left: Node) -> ProductSide:

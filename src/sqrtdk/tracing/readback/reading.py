@@ -16,7 +16,7 @@ from sqrtdk.tracing.readback.side import ProductSide
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Scale, Step
 from sqrtdk.tracing.steps.placed import StepTensor
-from sqrtdk.tracing.tape.node import Node, SoftmaxRun, WeightSteps
+from sqrtdk.tracing.tape.node import Distance, Node, SoftmaxRun, WeightSteps
 from sqrtdk.tracing.tape.places import Place
 
 _SAFE_SOFTMAX = "aten._safe_softmax"  # only SDPA's unfused path calls it
@@ -191,7 +191,7 @@ class Reading:
         dropout: rate of the dropout on the weights.
         weight_steps: the steps on the weights after the softmax.
         score: name of the score if the logits are not a product of q and k.
-        distance: the score is |q - k| to this power instead of q . k; see `Product`.
+        distance: the score is this distance of q and k instead of q . k; see `Product`.
         axis: what the keys are; see `AttentionCall`.
         fault: why the numbers can't be judged: the model computes no attention that the record can describe.
         no_slope: why the scale can't be read from the numbers.
@@ -219,7 +219,7 @@ class Reading:
     dropout: float = 0.0
     weight_steps: WeightSteps = field(default_factory=WeightSteps)
     score: str | None = None
-    distance: int | None = None
+    distance: Distance | None = None
     axis: str = "positions"
     fault: str | None = None
     no_slope: str | None = None

@@ -222,13 +222,37 @@ class Root:
     lookup: tuple[Node, Tensor] | None = None  # the table and the rows that were read from it, likewise
 
 
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """A distance of q and k: |q - k|_order ^ power.
+
+    Attributes:
+        order: p of the p-norm, 2 for the Euclidean norm, 1 for the sum of absolute differences; may be infinite.
+        power: 1, or 2 for a squared distance.
+    """
+
+    order: float
+    power: float
+
+    @property
+    def text(self) -> str:
+        """What stands after |q - k| in a formula: "", "^2", "_1"."""
+        norm = "" if self.order == 2 else f"_{self.order:g}"
+        return norm + ("" if self.power == 1 else f"^{self.power:g}")
+
+    @property
+    def name(self) -> str:
+        """The score that is the negative of the distance: "rbf", the exponent of a Gaussian, "laplace" or "distance"."""
+        return {(2.0, 2.0): "rbf", (1.0, 1.0): "laplace"}.get((self.order, self.power), "distance")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
     """The mark of a node that is a score of queries and keys: a product or a distance."""
 
     dtype: torch.dtype  # dtype in which it is stored
     largest: Tensor | None  # the largest |q . k|, if it was measured
-    distance: int | None = None  # power of |q - k|, 1 or 2; None for q . k
+    distance: Distance | None = None  # None for q . k
 
 
 @dataclass(frozen=True, slots=True, eq=False)
