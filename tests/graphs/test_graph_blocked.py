@@ -14,7 +14,7 @@ from sqrtdk.graphs import onnx_blocked, read_onnx
 from sqrtdk.graphs.graph import read_graph
 from sqrtdk.graphs.onnx_blocked import BLOCKED_DOMAIN, without_blocks
 from tests.graphs.computed import normal, ours, theirs
-from tests.graphs.files import model_of, onnx, write
+from tests.graphs.files import model_of, onnx
 from tests.support.optional import optional
 
 helper, make = onnx.helper, onnx.helper.make_node
@@ -35,7 +35,9 @@ def optimised(model: Any, path: Path) -> Any:
     return made
 
 
-def conv(name: str, source: str, made: str, shape: tuple[int, ...], **attributes: Any) -> tuple[list[Any], dict[str, Array]]:
+def conv(
+    name: str, source: str, made: str, shape: tuple[int, ...], **attributes: Any
+) -> tuple[list[Any], dict[str, Array]]:
     names = [source, f"{name}.weight", f"{name}.bias"]
     constants = {names[1]: normal(*shape) / np.float32(np.prod(shape[1:])) ** 0.5, names[2]: normal(shape[0])}
     return [make("Conv", names, [made], **attributes)], constants
@@ -111,7 +113,9 @@ HEAD_DIM = CHANNELS // HEADS
 def vision(scale: float) -> Any:
     """A convolution of patches and a block of convolutions, one attention over positions, and a convolution."""
     nodes, constants = conv("patch", "x", "p", (CHANNELS, 3, 4, 4), strides=[4, 4])
-    for at, (shape, more) in enumerate((((CHANNELS, 1, 3, 3), SAME | {"group": CHANNELS}), ((CHANNELS, CHANNELS, 1, 1), {}))):
+    for at, (shape, more) in enumerate(
+        (((CHANNELS, 1, 3, 3), SAME | {"group": CHANNELS}), ((CHANNELS, CHANNELS, 1, 1), {}))
+    ):
         made = conv(f"block.{at}", "p" if at == 0 else "b0", f"b{at}", shape, **more)
         nodes, constants = nodes + made[0], constants | made[1]
     flat, split = np.array([0, CHANNELS, -1]), np.array([0, 0, HEADS, HEAD_DIM])
@@ -139,11 +143,14 @@ def test_an_attention_between_blocked_convolutions_is_judged(scale: float, mista
     """Its scale is judged, its run is onnxruntime's, and its weights have the names and values of the plain graph."""
     path = tmp_path / "o.onnx"
     made = optimised(vision(scale), path)
-    assert {"Conv", "ReorderInput", "ReorderOutput"} <= {n.op_type for n in made.graph.node if n.domain == BLOCKED_DOMAIN}
+    assert {"Conv", "ReorderInput", "ReorderOutput"} <= {
+        n.op_type for n in made.graph.node if n.domain == BLOCKED_DOMAIN
+    }
     (judged,) = sqrtdk.check(str(path)).calls
     assert (judged.mistake, judged.call.heads, judged.call.head_dim) == (mistake, HEADS, HEAD_DIM)
     run = read_onnx(path, {"x": torch.from_numpy(normal(*IMAGE))})
-    assert run.missing == () and len(run.calls) == 1
+    assert run.missing == ()
+    assert len(run.calls) == 1
     plain, graph = read_graph(vision(scale), Path()), without_blocks(read_graph(made, Path()))
     for name in ("patch.weight", "block.0.weight", "block.1.weight", "last.weight"):
         np.testing.assert_array_equal(graph.tensor(name).numpy(), plain.tensor(name).numpy())

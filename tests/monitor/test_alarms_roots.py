@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.messages import Message, mentions
-from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.alarms import fresh, holding
+from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm, StepSample
 from sqrtdk.monitor.watch import Watch
 from sqrtdk.report.watch.fix import alarm_fix, root_alarms, update_before
@@ -48,7 +48,9 @@ class Apart(nn.Module):
         return nn.functional.scaled_dot_product_attention(self.q(x), 4 * self.k(x), self.v(x))
 
 
-def trained(rates: list[float], every: int | Callable[[int], bool], to: Path | None = None, zeros: bool = False) -> Watch:
+def trained(
+    rates: list[float], every: int | Callable[[int], bool], to: Path | None = None, zeros: bool = False
+) -> Watch:
     """A run of Adam with these learning rates, by step."""
     model = Apart() if zeros else Attend()
     x = torch.randn(2, 5, 8)
@@ -67,9 +69,11 @@ def test_an_update_between_two_samples_is_seen_at_the_second(tmp_path: Path) -> 
     """Step 7 of 10 has a rate ten thousand times as high; steps 1, 5 and 10 are sampled."""
     health = trained([1e-3] * 6 + [10.0] + [1e-3] * 5, 5, tmp_path / "run")
     (alarm,) = (one for one in health.alarms if one.name == "update")
-    assert isinstance(alarm.text, Message) and alarm.text.id == "alarms.update.between"
+    assert isinstance(alarm.text, Message)
+    assert alarm.text.id == "alarms.update.between"
     assert (alarm.step, alarm.text.values["before"], alarm.severity) == (10, 5, "warn")
-    assert alarm.value is not None and alarm.value > 10
+    assert alarm.value is not None
+    assert alarm.value > 10
     assert [sample.drift is None for sample in health.samples] == [True, False, False]
     summary = summarise(read_run(tmp_path / "run"))
     (read,) = (one for one in summary.alarms if one.name == "update")
@@ -127,7 +131,9 @@ def test_every_sample_is_judged() -> None:
     assert of_layers(layers(0.2, 60.0, 0.2), usual) == [("unlike", "h.1", 1)]
     assert of_layers(usual, usual, layers(0.2, 60.0, 0.2), layers(0.2, 90.0, 0.2)) == [("became", "h.1", 20)]
     assert of_layers(layers(0.0, 0.0, 0.0), layers(0.2, 60.0, 0.2)) == [("unlike", "h.1", 10)], "all weights were zero"
-    assert of_layers(layers(0.0, 2.0, 0.0), layers(0.01, 2.0, 0.01)) == [("unlike", "h.1", 10)], "first one with a measure"
+    assert of_layers(layers(0.0, 2.0, 0.0), layers(0.01, 2.0, 0.01)) == [("unlike", "h.1", 10)], (
+        "first one with a measure"
+    )
 
 
 def test_a_layer_beside_neighbours_whose_logits_vanish_is_not_at_fault() -> None:

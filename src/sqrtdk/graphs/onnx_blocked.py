@@ -1,9 +1,9 @@
 """Blocked layouts (com.microsoft.nchwc) of graphs that onnxruntime's optimiser wrote: tensors as NCHW, weights as OIHW.
 
-onnxruntime keeps images as (N, C/b, H, W, b), with b = 8 or 16 channels a block, C rounded up to whole blocks, and zeros
-in the channels that are added. A file says the shape (N, C, H, W) of such a tensor. All operators between `ReorderInput`
-and `ReorderOutput` compute each channel by itself or sum over channels, so here a tensor stays (N, C, H, W) with its
-added channels. The weights of a `Conv` are blocked in the file:
+onnxruntime keeps images as (N, C/b, H, W, b), with b = 8 or 16 channels a block, C rounded up to whole blocks, and
+zeros in the channels that are added. A file says the shape (N, C, H, W) of such a tensor. All operators between
+`ReorderInput` and `ReorderOutput` compute each channel by itself or sum over channels, so here a tensor stays
+(N, C, H, W) with its added channels. The weights of a `Conv` are blocked in the file:
 
 - OIHWBiBo (O/b, I/b, H, W, b of I, b of O) where its input is blocked;
 - OIHWBo (O/b, I, H, W, b of O) where I is less than a block, and in depthwise convolutions.
@@ -62,7 +62,7 @@ def _block_size(graph: Graph, blocked: list[GraphNode]) -> int:
 
 @cache
 def _block_size_here() -> int:
-    """Return the size of a block on this machine, read from where the channels go in onnxruntime's own `ReorderInput`."""
+    """Return the size of a block on this machine: where onnxruntime's own `ReorderInput` puts the channels."""
     helper = _extras.load_extra("onnx", ONNX_EXTRA).helper
     channels = 2 * max(_BLOCK_SIZES)
     node = helper.make_node("ReorderInput", ["x"], ["y"], domain=BLOCKED_DOMAIN)

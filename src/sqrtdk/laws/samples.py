@@ -109,7 +109,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
 
 
 def _of_other_end(found: Batches, changes: dict[str, Tensor], count: int) -> tuple[dict[str, Tensor], int]:
-    """Return changes and how many outputs they moved; if none, and the sample is at an end of its batch, of another one.
+    """Return changes and how many outputs they moved: of the other end of the batch if none at this one.
 
     x + x[:1] leaves the first sample as it is, and x + x[-1:] the last one.
     """
@@ -256,7 +256,9 @@ def _only_sample(wide: Subject, batch: int) -> int | None:
     if not any(first[name].shape == last[name].shape and _differ(first[name], last[name]) for name in names):
         return None
     for number, alone in ends.items():
-        if all(alone[name].shape == wide.base[name].shape and not _differ(wide.base[name], alone[name]) for name in names):
+        if all(
+            alone[name].shape == wide.base[name].shape and not _differ(wide.base[name], alone[name]) for name in names
+        ):
             return number
     return None
 

@@ -364,7 +364,19 @@ class StepTracer:
             how = not_measured(missed[0] if missed else Message(nothing))
         self._found = {}
         first, modules = self._search.first(self._model), self._search.looked_at()
-        return WatchedStep(calls, how, tuple(dict.fromkeys(missed)), None, (), first, modules, moved, self._update.learning_rate, faults, drift)
+        return WatchedStep(
+            calls,
+            how,
+            tuple(dict.fromkeys(missed)),
+            None,
+            (),
+            first,
+            modules,
+            moved,
+            self._update.learning_rate,
+            faults,
+            drift,
+        )
 
     def _absent(self) -> list[str]:
         """Return messages on places without gradients in a step where others had them; each is returned once."""

@@ -1,14 +1,15 @@
 """Alarms from which others follow: a layer that is unlike its neighbours, an update that is too large.
 
 - `layer_logits`: the logits of an attention deviate over 100 times as much within a row as those of the attentions
-  before and after it; a warning. Layers are initialised alike, so a layer that is so from the first sample on is a slip:
-  weights drawn with a deviation of 0.5 in place of 0.02, which q and k multiply to 625, or a norm that one layer lacks.
-  Trained layers differ by a factor of ten. A layer that becomes so later is one whose own logits grew, tenfold or more:
-  beside neighbours whose logits merely vanish it is not at fault. A neighbour whose logits are all equal is no measure.
-- `update`: the relative step of a weight of q and k (`monitor.updates`) is above 3, a warning. Then the learning rate is
-  far too high, whatever the logits are: at a rate of 10, Adam's first step moves weights of 0.02 by 500 times their size,
-  where a rate of 0.001 moves them by a twentieth. Weights that begin at zero are the reason for a bar above 1: in a
-  warm-up the second step is twice as large as the first, and moves them by twice their size. Between two samples the
+  before and after it; a warning. Layers are initialised alike, so a layer that is so from the first sample on is a
+  slip: weights drawn with a deviation of 0.5 in place of 0.02, which q and k multiply to 625, or a norm that one layer
+  lacks. Trained layers differ by a factor of ten. A layer that becomes so later is one whose own logits grew tenfold or
+  more: beside neighbours whose logits merely vanish it is not at fault. A neighbour whose logits are all equal is no
+  measure.
+- `update`: the relative step of a weight of q and k (`monitor.updates`) is above 3, a warning. Then the learning rate
+  is far too high, whatever the logits are: at a rate of 10, Adam's first step moves weights of 0.02 by 500 times their
+  size, where a rate of 0.001 moves them by a twentieth. Weights that begin at zero are the reason for a bar above 1: in
+  a warm-up the second step is twice as large as the first, and moves them by twice their size. Between two samples the
   drift is judged: above 10, and above 3 times what as many steps like the sampled ones at both ends could move it by.
 """
 

@@ -52,7 +52,9 @@ def summary(several: SeveralReport) -> str:
     models = Message("several.models", count=len(several.models))
     sentence = joined([models, joined(counts, "comma")], "colon") if counts else models
     of_names = {"repeated": several.repeated, "not_in_run": several.not_in_run}
-    others = [Message(f"several.{id}", count=len(names), names=_listed(names)) for id, names in of_names.items() if names]
+    others = [
+        Message(f"several.{id}", count=len(names), names=_listed(names)) for id, names in of_names.items() if names
+    ]
     return joined([sentence, *others])
 
 
