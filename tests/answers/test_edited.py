@@ -13,7 +13,8 @@ from sqrtdk.answers.edited import copy_of, logits_of, watch_attentions
 from sqrtdk.answers.edits import edits_of
 from sqrtdk.answers.edits_rotation import llama3_frequencies, powers
 from sqrtdk.answers.rounding import EXACT, INT8, Q4_0, ROUNDINGS, Rounding
-from tests.answers.planted import TYPES, drawn, prompts, reference
+from tests.answers.planted import prompts, reference
+from tests.answers.planted_types import TYPES, drawn
 from tests.tolerances import allowed
 
 PROMPT = tuple(token % 128 for token in prompts()[0][:64])

@@ -22,7 +22,8 @@ from sqrtdk.answers.edited import copy_of, watch_attentions
 from sqrtdk.answers.edits import edits_of
 from sqrtdk.answers.fixes import fix_of_edit
 from sqrtdk.messages import said
-from tests.answers.planted import TYPES, drawn, prompts, reference
+from tests.answers.planted import prompts, reference
+from tests.answers.planted_types import TYPES, drawn
 
 ROWS = re.compile(r"w\.reshape\(H, .*?\)\.swapaxes\(1, 2\)")
 TIMES = re.compile(r"multiply the rows of q by ([\d.e+-]+)")

@@ -20,16 +20,15 @@ from tests.answers.planted import (
     OUTSIDE,
     PAIRS,
     ROUNDED,
-    TYPES,
     Plant,
     both,
-    drawn,
     matrix,
     nothing,
     prompts,
     reference,
     side,
 )
+from tests.answers.planted_types import TYPES, drawn
 
 # what rounding of this kind hides: the report says "no fault above", or "not decided"
 HIDDEN: dict[str, tuple[str, ...]] = {

@@ -266,6 +266,19 @@ def test_several_models_are_answered_in_one_run_and_a_lost_one_costs_no_other(ne
     check_error(called("check", "demo", "http://127.0.0.1:9/v1", cwd=nets), "addresses or models")
 
 
+def test_a_model_that_is_named_twice_is_one_in_every_document(nets: Path) -> None:
+    documents = ("--junit", "a.xml", "--sarif", "a.sarif", "--markdown", "a.md", "--force")
+    done = called("check", "pull_nets:good", "pull_nets:good", "--json", *documents, cwd=nets)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [one["model"]["id"] for one in document["models"]] == document["repeated"] == ["pull_nets:good"]
+    assert [one.get("name") for one in ElementTree.parse(nets / "a.xml").getroot()] == ["pull_nets:good"]
+    assert len(json.loads((nets / "a.sarif").read_text())["runs"]) == 1
+    said = "1 of them is given more than once and checked once (pull_nets:good)"
+    assert said in (nets / "a.md").read_text()
+    assert said in done.stderr
+
+
 def test_a_baseline_of_several_models_fails_on_what_changed_in_one(nets: Path) -> None:
     names, kept = ("pull_nets:good", "pull_nets:bad"), ("--baseline", FILE)
     assert called("check", *names, *kept, "--update", cwd=nets).returncode == 0

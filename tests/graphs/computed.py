@@ -12,8 +12,8 @@ from torch import Tensor
 from sqrtdk.graphs.graph import read_graph, to_tensor
 from sqrtdk.graphs.onnx_judge import unsigned_weights
 from sqrtdk.graphs.onnx_ops import operate
+from sqrtdk.graphs.onnx_source import walkable
 from sqrtdk.graphs.onnx_step import OnnxStep
-from sqrtdk.graphs.quantised import without_quantisation
 from tests.graphs.files import MICROSOFT, onnx
 from tests.support.optional import optional
 from tests.tolerances import complaint
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 def ours(model: Any, given: dict[str, Array]) -> dict[str, Tensor]:
     """Each tensor of a graph, by our operators, on values."""
-    graph = without_quantisation(read_graph(model, Path()))
+    graph = walkable(read_graph(model, Path()))
     known = {name: torch.from_numpy(np.asarray(array)) for name, array in given.items()}
     known |= {name: to_tensor(graph.array(name)) for name in graph.initializers}
     for node in graph.nodes:

@@ -342,14 +342,3 @@ def test_what_was_not_measured_is_noted_once_a_place_and_reason() -> None:
 def test_step_that_is_never_called() -> None:
     assert [alarm.name for alarm in idle(0, 2, 1)] == ["idle"]
     assert list(idle(0, 0, 1)) == list(idle(3, 2, 4)) == []
-
-
-@pytest.mark.parametrize(("ratio", "rate", "severity"), [(None, 10.0, ""), (2.9, 10.0, ""), (507.3, 10.0, "warn")])
-def test_an_update_that_replaces_the_weights(ratio: float | None, rate: float, severity: str) -> None:
-    now = StepSample(1, (call(),), relative_step=ratio, learning_rate=rate)
-    alarms = fresh(holding((), now), ())
-    assert brief(alarms) == ([("update", severity, 1)] if severity else [])
-    if severity:
-        assert "with a learning rate of 10, moved the weights that give q and k by 507 times" in alarms[0].text
-        unknown = holding((), replace(now, learning_rate=None))
-        assert "learning rate" not in unknown[0].text

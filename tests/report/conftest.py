@@ -43,3 +43,16 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
     for page in pages:
         page.close()
     assert not complaints
+
+
+@pytest.fixture
+def show_runs(opened: Callable[..., Page], runs: dict[str, Path], tmp_path: Path) -> Callable[..., Page]:
+    """Open the page of one run or of two."""
+    from tests.report.watch_pages import page_of
+
+    def open_runs(*names: str, width: int = 1280, scheme: str = "light", language: str = "en") -> Page:
+        path = tmp_path / f"{'-'.join(names)}.html"
+        path.write_text(page_of(runs, *names), encoding="utf-8")
+        return opened(path, f"#{language}", width=width, scheme=scheme)
+
+    return open_runs

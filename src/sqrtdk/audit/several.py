@@ -65,12 +65,14 @@ class SeveralReport:
         command: The command line.
         fail_on: The bar, as of `CheckReport`.
         not_in_run: Models that the baseline holds and the command line does not name.
+        repeated: Models that the command line names more than once, which are checked once.
     """
 
     models: tuple[CheckedModel, ...]
     command: str = ""
     fail_on: str = "fail"
     not_in_run: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:

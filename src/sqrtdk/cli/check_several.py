@@ -132,7 +132,8 @@ class Several:
         from sqrtdk.report.check.several_page import to_html
 
         left = tuple(name for name in before or () if name not in self.models)
-        several = SeveralReport(tuple(models), shlex.join(["sqrtdk", *sys.argv[1:]]), fail_on, left)
+        repeated = tuple(name for name in dict.fromkeys(self.models) if self.models.count(name) > 1)
+        several = SeveralReport(tuple(models), shlex.join(["sqrtdk", *sys.argv[1:]]), fail_on, left, repeated)
         language = options.language_of_choice(self.lang)
         lost = {model.name: str(model.error) for model in several.not_checked}
         documents = {

@@ -16,6 +16,7 @@ from torch.nn import functional
 from sqrtdk.errors import ModelError, UnsupportedError
 from sqrtdk.graphs.graph import to_tensor
 from sqrtdk.graphs.onnx_attention import ATTENTION_OPERATIONS, FUSED_OPERATIONS
+from sqrtdk.graphs.onnx_blocked import BLOCKED_OPERATIONS
 from sqrtdk.graphs.onnx_layers import LAYER_OPERATIONS, fake_quantised
 from sqrtdk.graphs.onnx_recurrent import RECURRENT_OPERATIONS
 from sqrtdk.graphs.onnx_shapes import SHAPES
@@ -199,6 +200,7 @@ ONNX_OPERATIONS: dict[tuple[str, str], Operation] = {
     **{("", name): operation for name, operation in RECURRENT_OPERATIONS.items()},
     **FUSED_OPERATIONS,
     **ATTENTION_OPERATIONS,
+    **BLOCKED_OPERATIONS,
     TAKEN_OPERATOR: _taken,
     ROUNDED_OPERATOR: of_torch(fake_quantised, scale=None, zero=None, fixed=False),
 }

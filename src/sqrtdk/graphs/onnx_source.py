@@ -15,6 +15,7 @@ from sqrtdk.errors import ModelError
 from sqrtdk.frontends.module import Bound, TracedProgram
 from sqrtdk.graphs.graph import Graph, refuse_many
 from sqrtdk.graphs.inputs import PADDING_MASK_NAME, onnx_input_shape
+from sqrtdk.graphs.onnx_blocked import without_blocks
 from sqrtdk.graphs.onnx_step import ONNX_DTYPES
 from sqrtdk.graphs.onnx_walk import Walk, attends
 from sqrtdk.graphs.onnx_weights import GraphConstants
@@ -26,7 +27,7 @@ MOST_SEARCHED_ELEMENTS = 2**28  # largest weight searched for NaN, in elements
 
 
 def walkable(file: Graph) -> Graph:
-    """Return the graph of a file without quantised operators.
+    """Return the graph of a file without quantised operators and without blocked weights.
 
     Raises:
         ModelError: The graph is too large, or of an opset that the installed onnx does not know.
@@ -40,7 +41,7 @@ def walkable(file: Graph) -> Graph:
             f"the graph is of opset {file.opset}; the installed onnx knows 1 to {newest}",
             hint="Update onnx, or export with an opset that it knows.",
         )
-    return without_quantisation(file)
+    return without_quantisation(without_blocks(file))
 
 
 class OnnxSource:

@@ -64,6 +64,10 @@ class Batches:
     moves: bool = False
 
 
+class _DroppedSamples(NotAsked):
+    """Raised if a batch that was given has the outputs of one of its samples alone."""
+
+
 def ask(subject: Subject) -> Iterator[LawAnswer]:
     """Yield one answer: whether the outputs of a sample are independent of the other samples in its batch.
 
@@ -72,16 +76,25 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     Raises:
         NotAsked: No output moves with the content of the inputs, or the axis of the batch is not known.
     """
-    found = batches(subject)
+    try:
+        found = batches(subject)
+    except _DroppedSamples as dropped:
+        fix, source = Message("laws.samples.fix_dropped"), Message("laws.samples.source")
+        yield law_broken(LAW, contents(subject)[0].name, "warn", None, dropped.reason, fix, source)
+        return
     # A sample that has its outputs without the others as well has them whatever the others are, if no content decides
     # how long an output is: a sample of speech that others make longer is padded, and its own is not seen to be.
     if found.known and of_given_lengths(found) and same_alone(found) and others_differ(found):
-        found.mixed, subject.moves = False, True
-        yield law_holds(LAW)
-        return
-    changes = _others_changed(found.many, torch.arange(found.size) != found.stays, found.stays)
-    count = _count_moved(found, changes)
-    found.mixed = count > 0
+        subject.moves = True
+        changes, count = _of_other_end(found, {}, 0)
+        found.mixed = count > 0
+        if not count:
+            yield law_holds(LAW)
+            return
+    else:
+        changes = _others_changed(found.many, torch.arange(found.size) != found.stays, found.stays)
+        changes, count = _of_other_end(found, changes, _count_moved(found, changes))
+        found.mixed = count > 0
     if count and not found.known:
         raise NotAsked(Message(_UNKNOWN_AXIS))
     if not found.moves:
@@ -93,6 +106,20 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
         yield law_holds(LAW, "", Message("laws.samples.grouped", name=grouped))
     else:
         yield _broken(found.many, changes, found.stays, count)
+
+
+def _of_other_end(found: Batches, changes: dict[str, Tensor], count: int) -> tuple[dict[str, Tensor], int]:
+    """Return changes and how many outputs they moved: of the other end of the batch if none at this one.
+
+    x + x[:1] leaves the first sample as it is, and x + x[-1:] the last one.
+    """
+    if count or found.size < 2 or found.stays not in (0, found.size - 1):
+        return changes, count
+    other = found.size - 1 - found.stays
+    changes = _others_changed(found.many, torch.arange(found.size) != other, other)
+    count = _count_moved(found, changes, at=other)
+    found.stays = other if count else found.stays
+    return changes, count
 
 
 def of_given_lengths(found: Batches) -> bool:
@@ -130,13 +157,15 @@ def mixed(found: Batches) -> bool:
     return found.mixed
 
 
-def _count_moved(found: Batches, changes: dict[str, Tensor], subject: Subject | None = None) -> int:
-    """Return how many outputs moved at the sample that stayed, with changes of the others."""
+def _count_moved(
+    found: Batches, changes: dict[str, Tensor], subject: Subject | None = None, at: int | None = None
+) -> int:
+    """Return how many outputs moved at the sample that stayed (or `at`), with changes of the others."""
     wide = subject or found.many
     before, after = wide.base, wide.run(changes)
     moved = [moved_entries(*_in_common(before[name], after[name])) for name in found.names]
     found.moves |= any(bool(entries.any()) for entries in moved)
-    return sum(bool(entries[found.stays].any()) for entries in moved)
+    return sum(bool(entries[found.stays if at is None else at].any()) for entries in moved)
 
 
 def _in_common(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,14 +226,19 @@ def _batches(subject: Subject) -> Batches:
         raise NotAsked(Message("laws.samples.first_axes_differ"))
     if any(not isinstance(value, Tensor | bool | int | float | str | None) for value in subject.inputs.values()):
         raise NotAsked(Message("laws.samples.no_tensor"))
-    stays = 0 if batch == 1 else _most_hidden(subject, batch)
+    stays = MOST_SAMPLES // 2 if batch == 1 else _most_hidden(subject, batch)
     wide = _widened(subject) if batch == 1 else subject
     alone = subject if batch == 1 else _sliced(subject, batch, stays)
     batch = MOST_SAMPLES if batch == 1 else batch
     single, before = alone.base, wide.base
     names = [name for name in single if name in before and _one_a_sample(single[name], before[name], batch)]
     if not names:
-        raise NotAsked(Message("laws.samples.no_output_per_sample"))
+        number = _only_sample(wide, batch)
+        if number is None:
+            raise NotAsked(Message("laws.samples.no_output_per_sample"))
+        text = Message("laws.samples.dropped", batch=batch, number=number + 1)
+        was_given = wide is subject and _first_axis_is_samples(wide, batch, [])
+        raise _DroppedSamples(text) if was_given else NotAsked(text)
     known = _first_axis_is_samples(wide, batch, [before[name] for name in names])
     if not known:
         if wide is not subject:
@@ -214,24 +248,46 @@ def _batches(subject: Subject) -> Batches:
     return Batches(wide, alone, batch, stays, names, known)
 
 
+def _only_sample(wide: Subject, batch: int) -> int | None:
+    """Return the number of the sample that alone has the outputs of the whole batch, as with x[0]; None for none."""
+    ends = {number: _sliced(wide, batch, number).base for number in (0, batch - 1)}
+    first, last = ends.values()
+    names = [name for name, x in wide.base.items() if name in first and name in last and x.shape == first[name].shape]
+    if not any(first[name].shape == last[name].shape and _differ(first[name], last[name]) for name in names):
+        return None
+    for number, alone in ends.items():
+        if all(
+            alone[name].shape == wide.base[name].shape and not _differ(wide.base[name], alone[name]) for name in names
+        ):
+            return number
+    return None
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return bool(moved_entries(one, other).any())
+
+
 def _one_a_sample(single: Tensor, many: Tensor, batch: int) -> bool:
     return bool(single.dim()) and single.shape[0] == 1 and many.shape == (batch, *single.shape[1:])
 
 
 def _most_hidden(subject: Subject, batch: int) -> int:
-    """Return the sample with the most padding, because mixed-up masks show there."""
+    """Return the sample with the most padding, because mixed-up masks show there; without padding, one in the middle.
+
+    The first and the last one are those that code reads by a fixed number, as x[0].
+    """
     counts = torch.zeros(batch)
     for mask in mask_inputs(subject):
         if mask.hidden is not None and mask.hidden.shape[0] == batch:
             counts += mask.hidden.sum(1).cpu()
-    return int(counts.argmax())
+    return int(counts.argmax()) if counts.any() else batch // 2
 
 
 def _widened(subject: Subject) -> Subject:
-    """Repeat the only sample three times, and give the two copies other content."""
+    """Repeat the only sample three times, and give the first and the last copy other content."""
     single = {name: x for name, x in subject.inputs.items() if isinstance(x, Tensor) and x.shape[:1] == (1,)}
     wide = subject.over(subject.inputs | {name: x.repeat_interleave(MOST_SAMPLES, 0) for name, x in single.items()})
-    others = torch.arange(MOST_SAMPLES) != 0
+    others = torch.arange(MOST_SAMPLES) != MOST_SAMPLES // 2
     return wide.over(wide.inputs | {content.name: other_content(wide, content, others) for content in contents(wide)})
 
 

@@ -97,7 +97,7 @@ _LAW_ROWS = (
         finite.LAW, finite.ask, runs=0, compares=False, of_one_run=True, of_large_models=True, found_by=("nonfinite",),
         own_rule=False,
     ),
-    LawRow(samples.LAW, samples.ask),
+    LawRow(samples.LAW, samples.ask, runs=2),
     LawRow(causal.LAW, causal.ask, of_large_models=True, on_all_tokens=causal.earlier_stay),
     LawRow(padding.LAW, padding.ask, runs=5),
     LawRow(documents.LAW, documents.ask),

@@ -50,6 +50,7 @@ class StepTracer:
 
     def __init__(self, model: nn.Module, rows: int | None, optimizers: tuple[Any, ...] = ()) -> None:
         self._model, self._optimizers = model, optimizers
+        self._update = ProjectionUpdate(model, optimizers)
         self.most = rows
         self.keeps_rows = self.whole_rows = False
         self._projections: dict[nn.Module, list[Projected]] = {}
@@ -104,7 +105,7 @@ class StepTracer:
         self._late = False  # something ran without autograd, and may be recomputed with it
         self._gradients = Gradients(self._asks, self._places, self.most, loss_scale)
         self._search = NonfiniteSearch()
-        self._update = ProjectionUpdate(self._model, self._optimizers)
+        self._update = ProjectionUpdate(self._model, self._optimizers, self._update)
 
     def look(self) -> None:
         """Ask the next sampled step to search again for the projections of q and k, even in known attentions."""
@@ -349,7 +350,7 @@ class StepTracer:
         """
         with torch.no_grad():
             calls = tuple(self._call(place, attention) for place, attention in self._found.items())
-        update = self._update.relative_step(), self._update.learning_rate
+        moved, drift = self._update.changes()
         faults, unjudged = self._backward.close() if self._backward is not None else ((), [])
         missed = [*self._missed, *unjudged, *self._gradients.failures, *self._search.failures, *self._update.failures]
         if self._skipped_passes:
@@ -363,7 +364,19 @@ class StepTracer:
             how = not_measured(missed[0] if missed else Message(nothing))
         self._found = {}
         first, modules = self._search.first(self._model), self._search.looked_at()
-        return WatchedStep(calls, how, tuple(dict.fromkeys(missed)), None, (), first, modules, *update, faults)
+        return WatchedStep(
+            calls,
+            how,
+            tuple(dict.fromkeys(missed)),
+            None,
+            (),
+            first,
+            modules,
+            moved,
+            self._update.learning_rate,
+            faults,
+            drift,
+        )
 
     def _absent(self) -> list[str]:
         """Return messages on places without gradients in a step where others had them; each is returned once."""

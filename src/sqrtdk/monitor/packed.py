@@ -38,6 +38,7 @@ class Head(NamedTuple):
         step: its number.
         modules: number of modules whose outputs were read.
         relative_step: of the weights that give q and k; NaN if it is not known.
+        drift: of these weights since the sampled step before; NaN if it is not known.
     """
 
     needed: float
@@ -48,6 +49,7 @@ class Head(NamedTuple):
     step: float = 0.0
     modules: float = 0.0
     relative_step: float = math.nan
+    drift: float = math.nan
 
 
 HEAD = 8 * len(Head._fields)  # bytes
@@ -187,8 +189,9 @@ def pack_step(step: WatchedStep, *, by_row: bool, most: int) -> PackedStep:
     needed = HEAD + sum(part.numel() * part.element_size() for part in flat)
     # NaN alone would not do for "no loss", since a loss may be NaN: `has_loss` says which it is.
     loss = math.nan if step.loss is None else step.loss
-    has_loss, moved = float(step.loss is not None), math.nan if step.relative_step is None else step.relative_step
-    head = Head(needed, 0.0, stride, has_loss, loss, modules=float(step.modules), relative_step=moved)
+    moved, drift = (math.nan if one is None else one for one in (step.relative_step, step.drift))
+    has_loss, modules = float(step.loss is not None), float(step.modules)
+    head = Head(needed, 0.0, stride, has_loss, loss, modules=modules, relative_step=moved, drift=drift)
     return PackedStep(StepLayout(laid, step.how, step.missed, step.alarms, step.first, step.faults), head, *flat)
 
 

@@ -131,8 +131,11 @@ class Ranks:
         ]
         found = join_ranks([steps[number] for number in self.order], self.axes)
         # With sharded weights each rank knows the change of its own shards; the largest is what the alarm is about.
-        moved = max((head.relative_step for head in heads if not math.isnan(head.relative_step)), default=None)
-        found = replace(found, relative_step=moved, learning_rate=step.learning_rate)
+        moved, drift = (
+            max((one for one in of_ranks if not math.isnan(one)), default=None)
+            for of_ranks in ([head.relative_step for head in heads], [head.drift for head in heads])
+        )
+        found = replace(found, relative_step=moved, drift=drift, learning_rate=step.learning_rate)
         if stride > 1:
             found = replace(found, missed=(*found.missed, Message("alarms.unmeasured.thinned", every=stride)))
         return found

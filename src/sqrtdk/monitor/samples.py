@@ -215,6 +215,7 @@ class StepSample:
         relative_step: of the weights that give q and k, see `updates`; None if it is not known.
         learning_rate: of the step; None if it is not known.
         faults: what is wrong with the backward passes of attentions, where it was asked.
+        drift: of such a weight since the sampled step before, see `updates`; None if it is not known.
     """
 
     step: int
@@ -228,6 +229,7 @@ class StepSample:
     relative_step: float | None = None
     learning_rate: float | None = None
     faults: tuple[GradientFault, ...] = ()
+    drift: float | None = None
 
     @property
     def measured(self) -> tuple[CallSample, ...]:

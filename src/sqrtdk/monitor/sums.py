@@ -279,6 +279,7 @@ class WatchedStep:
         relative_step: of the weights that give q and k, see `updates`; None if it is not known.
         learning_rate: of the step; None if it is not known.
         faults: what is wrong with the backward passes of attentions.
+        drift: of such a weight since the sampled step before, see `updates`; None if it is not known.
     """
 
     calls: tuple[WatchedCall, ...]
@@ -291,6 +292,7 @@ class WatchedStep:
     relative_step: float | None = None
     learning_rate: float | None = None
     faults: tuple[GradientFault, ...] = ()
+    drift: float | None = None
 
     def samples(self) -> tuple[CallSample, ...]:
         """Return the statistics of every call, in the order of `calls`.

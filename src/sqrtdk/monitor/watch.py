@@ -304,7 +304,7 @@ class Watch:
             calls, how = (), not_measured(kind_and_text(error))
         known = watched.missed, watched.loss, self._scaler is not None, watched.first, watched.modules
         moved = watched.relative_step, watched.learning_rate
-        sample = StepSample(self._step, calls, how, *known, *moved, watched.faults)
+        sample = StepSample(self._step, calls, how, *known, *moved, watched.faults, watched.drift)
         holds = holding(tuple(self.samples), sample)
         self._worsening = any(alarm.severity in LOUD for alarm in holds)
         found = [*watched.alarms, *fresh(holds, self.alarms)]

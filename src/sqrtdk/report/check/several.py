@@ -51,10 +51,11 @@ def summary(several: SeveralReport) -> str:
         counts.append(Message("joins.brackets", first=count, second=_listed(names)) if named else count)
     models = Message("several.models", count=len(several.models))
     sentence = joined([models, joined(counts, "comma")], "colon") if counts else models
-    if several.not_in_run:
-        other = Message("several.not_in_run", count=len(several.not_in_run), names=_listed(several.not_in_run))
-        return joined([sentence, other])
-    return sentence
+    of_names = {"repeated": several.repeated, "not_in_run": several.not_in_run}
+    others = [
+        Message(f"several.{id}", count=len(names), names=_listed(names)) for id, names in of_names.items() if names
+    ]
+    return joined([sentence, *others])
 
 
 def _listed(names: Sequence[str], most: int = 5) -> str:
@@ -134,7 +135,7 @@ def to_json(several: SeveralReport) -> str:
 
     Returns:
         A document with `schema_version`, `tool`, `command`, `fail_on`, `models`, `not_checked` (name, error and hint of
-        each model without a report), `not_in_run` and `exit_code`.
+        each model without a report), `not_in_run`, `repeated` and `exit_code`.
 
     Example:
         >>> import json
@@ -158,6 +159,7 @@ def to_json(several: SeveralReport) -> str:
                 for model in several.not_checked
             ],
             "not_in_run": list(several.not_in_run),
+            "repeated": list(several.repeated),
             "exit_code": several.exit_code,
         }
     )

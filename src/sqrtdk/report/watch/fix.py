@@ -23,7 +23,9 @@ NONFINITE = "nonfinite"
 UPDATE = "update"
 # That these rows are NaN is inferred: code may set them to 0. So the batch is checked as well.
 _FIX_BLIND = "rules.nonfinite.fix_blind"
-UNLIKE_LAYER = "layer_logits"  # unlike its neighbours from the first sample on
+UNLIKE_LAYER = "layer_logits"
+_MADE_UNLIKE = "alarms.layer_logits.unlike"  # from the first sample on
+_BETWEEN = "alarms.update.between"  # an update of a step that was not sampled
 _BAD_BATCH = "alarms.nonfinite.first.inputs"
 RATIO_TOLERANCE = 0.01  # that of the ledger, whose module would import torch
 LOGITS = ("max_logit", "growth")  # told in one sentence
@@ -87,11 +89,14 @@ def alarm_fix(run: Summary, alarm: Alarm) -> str:
     if alarm.name == UNLIKE_LAYER and _scale_of(run, alarm) > 1 + RATIO_TOLERANCE:
         return Message("runs.fix.scale")
     update = alarm if alarm.name == UPDATE else update_before(run, alarm)
-    if update is not None and alarm.name in (UPDATE, *OF_LARGE_LOGITS):
+    became = alarm.name == UNLIKE_LAYER and not mentions(alarm.text, _MADE_UNLIKE)
+    if update is not None and (became or alarm.name in (UPDATE, *OF_LARGE_LOGITS)):
         return _slower(update)
+    if became:
+        return Message("runs.fix.layer_became", clip=Message("runs.fix.clip"))
     # a clip would hide a layer that was made wrong
     if alarm.name in OF_LARGE_LOGITS and any(
-        one.name == UNLIKE_LAYER and (one.site, one.index) == (alarm.site, alarm.index) for one in run.alarms
+        mentions(one.text, _MADE_UNLIKE) and (one.site, one.index) == (alarm.site, alarm.index) for one in run.alarms
     ):
         return Message(_FIXES[UNLIKE_LAYER])
     for id, fix in _FIXES_BY_ID.items():
@@ -131,9 +136,11 @@ def root_alarms(run: Summary) -> tuple[Alarm, ...]:
 def update_before(run: Summary, alarm: Alarm) -> Alarm | None:
     """Return the alarm of an update that was too large, if one came before another alarm; None if none did.
 
-    Statistics of a step are measured before its update, so that an update explains alarms of later steps only.
+    Statistics of a step are measured before its update, so that an update explains alarms of later steps only, but for
+    one that was before the sampled step.
     """
-    return next((one for one in run.alarms if one.name == UPDATE and one.step < alarm.step), None)
+    updates = [one for one in run.alarms if one.name == UPDATE and one is not alarm]
+    return next((one for one in updates if one.step < alarm.step + mentions(one.text, _BETWEEN)), None)
 
 
 def rate_of(update: Alarm) -> str | float | None:
@@ -143,6 +150,8 @@ def rate_of(update: Alarm) -> str | float | None:
 
 def _slower(update: Alarm) -> str:
     """Say to lower the learning rate: a step moves weights in proportion to it."""
+    if isinstance(update.text, Message) and mentions(update.text, _BETWEEN):
+        return Message("runs.fix.between", before=update.text.values["before"], step=update.step)
     clip, rate = Message("runs.fix.clip"), rate_of(update)
     times = (update.value or 1.0) / USUAL_RELATIVE_STEP
     try:
