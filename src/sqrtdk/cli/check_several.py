@@ -15,7 +15,7 @@ from sqrtdk._language import Choice
 from sqrtdk.cli import options
 from sqrtdk.cli.audit_reports import AuditReports, written
 from sqrtdk.cli.errors import fail, words_of
-from sqrtdk.cli.kept_apart import Kept, exit_code
+from sqrtdk.cli.kept_apart import NOTHING_KEPT, Kept, exit_code
 from sqrtdk.cli.output import colors, print_text, tell_reader, width, working, write_stderr
 from sqrtdk.cli.process import interrupted
 from sqrtdk.errors import INTERRUPTS
@@ -54,7 +54,7 @@ class Several:
     lang: Choice
     show_traceback: bool
     reasons: bool
-    kept: Kept = Kept()
+    kept: Kept = NOTHING_KEPT
 
     @property
     def names(self) -> list[str]:

@@ -87,6 +87,9 @@ class Kept:
             (self.folder / _ENDED).touch()
 
 
+NOTHING_KEPT = Kept()
+
+
 def _end_of(name: str, status: int) -> ModelError:
     """Return what is said of a model whose process ended: `status` is its exit code, negative for a signal."""
     if status >= 0:
@@ -108,7 +111,7 @@ def kept_apart(models: Sequence[str], check: Callable[[Kept], int]) -> int:
             child this function returns what it returns, and the program ends as it always does.
     """
     if not (hasattr(os, "fork") and is_program()):
-        return check(Kept())
+        return check(NOTHING_KEPT)
     folder, parent, stopped = Path(tempfile.mkdtemp(prefix="sqrtdk-")), os.getpid(), False
     try:
         while True:
