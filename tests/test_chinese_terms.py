@@ -14,6 +14,7 @@ TEXTS = sorted(
         "README.zh-CN.md",
         "docs/zh/**/*.md",
         "docs/zh/**/*.svg",
+        "docs/site/api_zh/*.txt",
         "src/sqrtdk/**/*.toml",
         "src/sqrtdk/**/*.py",
         "src/sqrtdk/**/*.html",

@@ -1,4 +1,7 @@
-"""The public names of a namespace, and the directive `public` that writes each of them out from its docstring."""
+"""The public names of a namespace, and the directive `public` that writes each of them out from its docstring.
+
+The names that are used most have a docstring in Chinese too, in the folder api_zh: that stands in the Chinese tree.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
 TOP = "sqrtdk"
+CHINESE = Path(__file__).parent / "api_zh"
 
 
 @cache
@@ -67,6 +71,13 @@ class Public(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(["```{eval-rst}", *lines, "```"]), allow_section_headings=True)
 
 
+def _in_chinese(app: Sphinx, what: str, name: str, thing: object, options: Any, lines: list[str]) -> None:
+    """The docstring in Chinese, where there is one; the signature is the code's."""
+    file = CHINESE / f"{name}.txt"
+    if app.srcdir.name == "zh" and file.is_file():
+        lines[:] = [*file.read_text(encoding="utf-8").splitlines(), ""]
+
+
 def _as_rst(app: Sphinx, what: str, name: str, thing: object, options: Any, lines: list[str]) -> None:
     """Docstrings are plain text with code between backticks: what else reStructuredText reads in them is quoted."""
     for number, line in enumerate(lines):
@@ -80,5 +91,6 @@ def _as_rst(app: Sphinx, what: str, name: str, thing: object, options: Any, line
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directive."""
     app.add_directive("public", Public)
+    app.connect("autodoc-process-docstring", _in_chinese, priority=300)
     app.connect("autodoc-process-docstring", _as_rst, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -57,7 +57,7 @@ def test_the_report_in_both_languages() -> None:
     report = report_of("demo:twice")
     english, chinese = to_text(report, width=120), to_text(report, width=120, language="zh")
     assert "Proven: scale (factor on the product of q and k: 0.125 in A, 0.015625 in B)" in english
-    assert "已证明：scale（q 与 k 之积的缩放因子：A 为 0.125，B 为 0.015625）" in chinese
+    assert "已证明：scale（q 与 k 的点积所乘的缩放因子：A 为 0.125，B 为 0.015625）" in chinese
     assert "Exit code 1" in english
     page = to_html(report)
     assert "&lt;b&gt;port" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 from pathlib import Path
 from xml.etree import ElementTree
@@ -59,6 +60,31 @@ def test_no_failing_model_is_cut_off_whatever_their_number() -> None:
     assert "#### Attention of <code>sick-0-end</code>: failed" in drawn.several_markdown(
         SeveralReport((fine[0], failing[0]))
     )
+
+
+def test_long_reports_of_failing_models_fit_what_github_takes() -> None:
+    fine = [named(healthy(32), f"models/fine-{number}/config.json") for number in range(17)]
+    long = [dataclasses.replace(one, findings=one.findings * 200) for one in (sick(), hostile(), sick())]
+    long = [
+        dataclasses.replace(one, findings=tuple(
+            dataclasses.replace(finding, message=f"{finding.message} {place}" + " long" * 70)
+            for place, finding in enumerate(one.findings)
+        ))
+        for one in long
+    ]  # fmt: skip
+    failing = [named(one, f"models/long-{number}/config.json") for number, one in enumerate(long)]
+    several = SeveralReport((*fine, *failing))
+    for language in ("en", "zh"):
+        comment = drawn.several_markdown(several, language)
+        assert len(comment) <= MOST_CHARACTERS < 65_536
+        assert len(comment.encode()) < 2**20  # a job's summary
+        places = [comment.index(f"<code>{model.name}</code>") for model in (*failing, *fine)]
+        assert max(places[:3]) < min(places[3:])
+        assert comment.count("<details>") == comment.count("</details>")
+    log = json.loads(to_sarif(*several.reports))
+    assert len(log["runs"]) <= 20
+    assert all(len(run["results"]) <= 25_000 for run in log["runs"])
+    assert len(gzip.compress(json.dumps(log).encode())) < 10 * 2**20
 
 
 def test_the_worst_comes_first_and_the_worst_exit_code_counts() -> None:

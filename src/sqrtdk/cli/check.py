@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -16,8 +16,9 @@ from sqrtdk.cli import options
 from sqrtdk.cli.audit_reports import NO_REPORTS, AuditReports, Reports, show
 from sqrtdk.cli.check_several import Several, audit_static
 from sqrtdk.cli.errors import reported
+from sqrtdk.cli.kept_apart import kept_apart
 from sqrtdk.cli.output import announce, tell_reader, working, write_stderr
-from sqrtdk.cli.process import ranks_started, said_once
+from sqrtdk.cli.process import ranks_started, rare_collections, said_once
 from sqrtdk.cli.server import NO_SERVER, Servers, check_address
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
@@ -89,14 +90,14 @@ def check_verb(
     """
     model, *others = models
     asked = _Laws(laws, laws_seconds, run)
-    with reported(show_traceback), ranks_started() as ranks:
+    with reported(show_traceback), ranks_started() as ranks, rare_collections(loading.static):
         if not is_address(model):
             options.refuse_ignored(server.by_option, Message("errors.options.without_server"), _HELP)
-        _refuse_unfit(wanted, others, baseline, update, fail_on)
+        _refuse_unfit(wanted, others, baseline, update, fail_on, laws_reasons)
         wanted.refuse_unwritable()  # before torch is imported
         if is_address(model):
             _refuse_ranks(ranks, Message("errors.ranks.server"))
-            _refuse_without_model(others, loading, baseline, laws_seconds)
+            _refuse_without_model(others, loading, baseline, laws_seconds, laws_reasons)
             code = check_address(model, server, laws, wanted, fail_on, lang)
         elif others or (loading.static and baseline is None and not wanted and model.lower().endswith(".json")):
             _refuse_ranks(ranks, Message("errors.ranks.without_run"))
@@ -104,10 +105,7 @@ def check_verb(
                 tuple(models), lambda name, bar: _audit(name, loading, asked, bar), loading, wanted, fail_on, lang,
                 show_traceback, laws_reasons,
             )  # fmt: skip
-            if baseline is None:
-                code = several.check()
-            else:
-                code = several.renew(baseline) if update else several.check_against(baseline)
+            code = kept_apart(several.names, lambda kept: _several(replace(several, kept=kept), baseline, update))
         elif baseline is None:
             report = _audited(model, loading, asked, fail_on, ranks)
             code = said_once(ranks, lambda: show(report, wanted, lang, reasons=laws_reasons))
@@ -125,6 +123,12 @@ def check_verb(
     raise typer.Exit(code)
 
 
+def _several(several: Several, baseline: Path | None, update: bool) -> int:
+    if baseline is None:
+        return several.check()
+    return several.renew(baseline) if update else several.check_against(baseline)
+
+
 def _refuse_ranks(ranks: RankGroup | None, what: str) -> None:
     """Check that no other ranks were started.
 
@@ -138,7 +142,7 @@ def _refuse_ranks(ranks: RankGroup | None, what: str) -> None:
 
 
 def _refuse_unfit(
-    wanted: AuditReports, others: Sequence[str], baseline: Path | None, update: bool, fail_on: str
+    wanted: AuditReports, others: Sequence[str], baseline: Path | None, update: bool, fail_on: str, reasons: bool
 ) -> None:
     """Check that the options fit each other.
 
@@ -156,7 +160,7 @@ def _refuse_unfit(
             )
     if baseline is not None:
         options.refuse_ignored(
-            {"--html": None if others else wanted.html, "--junit": wanted.junit},
+            {"--html": None if others else wanted.html, "--junit": wanted.junit, "--laws-reasons": reasons},
             Message("errors.options.with_option", option="--baseline"),
             _HELP,
         )
@@ -166,7 +170,7 @@ def _refuse_unfit(
 
 
 def _refuse_without_model(
-    others: Sequence[str], loading: LoadOptions, baseline: Path | None, seconds: float | None
+    others: Sequence[str], loading: LoadOptions, baseline: Path | None, seconds: float | None, reasons: bool
 ) -> None:
     """Check that no option is given that needs a model which can be opened.
 
@@ -182,7 +186,7 @@ def _refuse_without_model(
         field.name for field in fields(loading) if getattr(loading, field.name) != getattr(LoadOptions(), field.name)
     ]
     named = {f"--{name.removesuffix('_file').replace('_', '-')}": True for name in given}
-    ignored = named | {"--baseline": baseline, "--laws-seconds": seconds}
+    ignored = named | {"--baseline": baseline, "--laws-seconds": seconds, "--laws-reasons": reasons}
     options.refuse_ignored(ignored, Message("errors.options.with_server"), _HELP)
 
 

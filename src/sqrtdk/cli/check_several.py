@@ -15,7 +15,9 @@ from sqrtdk._language import Choice
 from sqrtdk.cli import options
 from sqrtdk.cli.audit_reports import AuditReports, written
 from sqrtdk.cli.errors import fail, words_of
+from sqrtdk.cli.kept_apart import NOTHING_KEPT, Kept, exit_code
 from sqrtdk.cli.output import colors, print_text, tell_reader, width, working, write_stderr
+from sqrtdk.cli.process import interrupted
 from sqrtdk.errors import INTERRUPTS
 from sqrtdk.messages import Message
 from sqrtdk.models.config import read_config_dict
@@ -41,6 +43,7 @@ class Several:
         lang: `--lang`.
         show_traceback: Whether an error shows its traceback.
         reasons: Whether the report says why each law that was not asked was not.
+        kept: What an earlier process found, which one of the models ended.
     """
 
     models: tuple[str, ...]
@@ -51,6 +54,12 @@ class Several:
     lang: Choice
     show_traceback: bool
     reasons: bool
+    kept: Kept = NOTHING_KEPT
+
+    @property
+    def names(self) -> list[str]:
+        """The models, each once."""
+        return list(dict.fromkeys(self.models))
 
     def check(self) -> int:
         """Audit the models one by one, show one report on all, and return the worst exit code.
@@ -88,30 +97,47 @@ class Several:
             self._show([self._compared(model, before, str(file)) for model in checked], "never", before)
         _files.write_text(file, to_file(*(before | now).values()), force=True)
         tell_reader(Message("progress.baseline", path=plain(str(file))))
-        return max((model.exit_code for model in checked if model.report is None), default=0)
+        return exit_code(max((model.exit_code for model in checked if model.report is None), default=0), self.kept)
 
     def _each(self, fail_on: str) -> list[CheckedModel]:
-        """Audit each model, once if it is named twice."""
+        """Audit each model, once if it is named twice; after Ctrl-C none of those that are left."""
         from sqrtdk.audit.several import CheckedModel
 
-        checked: list[CheckedModel] = []
-        names = list(dict.fromkeys(self.models))
-        for number, model in enumerate(names, 1):
-            with working(Message("progress.checking_of", model=model, number=number, count=len(names))):
-                try:
-                    if model.lower().endswith(".json") and "model_type" not in read_config_dict(Path(model)):
-                        tell_reader(Message("progress.no_model_type", file=plain(model)))
-                        continue
-                    with _left_as_it_was():
-                        checked.append(CheckedModel(model, self.audit(model, fail_on)))
-                except INTERRUPTS:
-                    raise
-                except BaseException as error:  # a model's code may raise anything, and the others are to be answered
-                    tell_reader(Message("progress.not_checked", file=plain(model)))
-                    fail(error, self.show_traceback)
-                    message, hint = words_of(error)
-                    checked.append(CheckedModel(model, error=message, hint=hint))
-        return checked
+        checked: list[CheckedModel | None] = []
+        stopped = False
+        for number, name in enumerate(self.names, 1):
+            found = self.kept.finished(number, name)
+            if found is None and (stopped or self.kept.stopped):
+                found = (CheckedModel(name, error=Message("progress.interrupted")),)
+            elif found is None:
+                self.kept.begin(number)
+                with working(Message("progress.checking_of", model=name, number=number, count=len(self.names))):
+                    found = (self._one(name, fail_on),)
+                stopped = interrupted()
+                self.kept.finish(number, *found)
+            checked += found
+        self.kept.end()
+        return [model for model in checked if model is not None]
+
+    def _one(self, name: str, fail_on: str) -> CheckedModel | None:
+        """Audit one model; None for a JSON file that is no config of a model."""
+        from sqrtdk.audit.several import CheckedModel
+
+        try:
+            if name.lower().endswith(".json") and "model_type" not in read_config_dict(Path(name)):
+                tell_reader(Message("progress.no_model_type", file=plain(name)))
+                return None
+            with _left_as_it_was():
+                return CheckedModel(name, self.audit(name, fail_on))
+        except BaseException as error:  # a model's code may raise anything, and the others are to be answered
+            if interrupted():
+                return CheckedModel(name, error=Message("progress.interrupted"))
+            if isinstance(error, INTERRUPTS):
+                raise
+            tell_reader(Message("progress.not_checked", file=plain(name)))
+            fail(error, self.show_traceback)
+            message, hint = words_of(error)
+            return CheckedModel(name, error=message, hint=hint)
 
     def _compared(self, model: CheckedModel, before: Mapping[str, Ledger], file: str) -> CheckedModel:
         """Return a model with the comparison with its baseline; one without a report stays as it is."""
@@ -150,7 +176,7 @@ class Several:
         elif several.models:  # of files that are no configs there is nothing to say
             settings: Any = {"width": width(), "color": colors(), "language": language}
             print_text(drawn.to_text(several, reasons=self.reasons, **settings))
-        return several.exit_code
+        return exit_code(several.exit_code, self.kept)
 
 
 def audit_static(model: str, loading: LoadOptions) -> CheckReport:

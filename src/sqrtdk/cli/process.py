@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -44,6 +45,7 @@ class _Interrupts:
 
 
 _interrupts = _Interrupts()
+_owned = False  # whether this process is the program, and not a caller of its functions
 
 
 @contextlib.contextmanager
@@ -86,10 +88,29 @@ def said_once(ranks: RankGroup | None, say: Callable[[], int]) -> int:
 
 def handle_interrupts() -> None:
     """Handle Ctrl-C, unless the caller ignores it (`nohup`, a background job of a script)."""
+    global _owned
+    _owned = True
     atexit.register(_last)  # registered first, so it runs after the model's own exit handlers
     # nohup and background jobs have SIG_IGN here, which stays
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupts)
+
+
+def is_program() -> bool:
+    """Return whether this process runs the program alone, so that it may be forked."""
+    return _owned
+
+
+@contextlib.contextmanager
+def rare_collections(wanted: bool) -> Iterator[None]:
+    """Look for garbage rarely while models without weights are checked: it takes a tenth of the time."""
+    before = gc.get_threshold()
+    if wanted:
+        gc.set_threshold(50_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def interrupted() -> bool:

@@ -1,5 +1,28 @@
-"""Programs of other frameworks as torch modules: `from_jax`, `from_mlx`, `from_gguf`."""
+"""Programs of other frameworks as torch modules: `from_jax`, `from_mlx`, `from_gguf`. Each is imported on first use."""
 
-from sqrtdk.frontends.ggml.front import from_gguf as from_gguf
-from sqrtdk.frontends.jax.front import from_jax as from_jax
-from sqrtdk.frontends.mlx.front import from_mlx as from_mlx
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqrtdk.frontends.ggml.front import from_gguf as from_gguf
+    from sqrtdk.frontends.jax.front import from_jax as from_jax
+    from sqrtdk.frontends.mlx.front import from_mlx as from_mlx
+
+_HOME = {
+    "from_gguf": "sqrtdk.frontends.ggml.front",
+    "from_jax": "sqrtdk.frontends.jax.front",
+    "from_mlx": "sqrtdk.frontends.mlx.front",
+}
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        import_module("sqrtdk._guesses").no_attribute(__name__, name, __all__)
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOME]
