@@ -163,6 +163,7 @@ def test_what_is_typed_is_read_or_refused(show: Opener) -> None:
         expect(page.locator("#figures")).to_be_hidden()
     choose(page, "keys", "32")
     expect(message).to_be_hidden()
+    expect(show("?rule=__proto__").locator("#message")).to_contain_text("one of sqrt_dk, none,")
     drawn(page)
     expect(page.locator("#figures svg")).to_have_count(len(EXPLORER_FIGURES))
 

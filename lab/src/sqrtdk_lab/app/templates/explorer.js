@@ -14,7 +14,7 @@
 
   class Refused extends Error {}
   const typed = {};
-  const ruled = () => data.by_rule[typed.rule];
+  const ruled = () => (Object.hasOwn(data.by_rule, typed.rule) ? data.by_rule[typed.rule] : null);
   const control = (name) => (name === "parameter" ? ruled() : data.controls[name]);
 
   function read(name, text) {
