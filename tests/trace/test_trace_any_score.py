@@ -1,4 +1,4 @@
-"""Scores that people write by hand: each is named where it is known, and every one has the statistics of its softmax."""
+"""Scores that people write by hand: those that are known have a name, and all have the statistics of their softmax."""
 
 from __future__ import annotations
 
