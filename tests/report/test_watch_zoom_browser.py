@@ -120,7 +120,9 @@ def test_every_run_is_a_line_and_its_name_hides_it_everywhere(show: Opener) -> N
     assert button.get_attribute("aria-pressed") == "false"
     assert lines.count() == 2
     assert page.locator(".panel:visible").count() == 2
-    assert page.locator("#overlay > .drawing svg").nth(2).locator("text").all_text_contents() != highest, "its own scale"
+    assert page.locator("#overlay > .drawing svg").nth(2).locator("text").all_text_contents() != highest, (
+        "its own scale"
+    )
     page.keyboard.press("Enter")
     assert lines.count() == 3
     assert page.locator(".panel:visible").count() == 3

@@ -19,8 +19,8 @@ WEIGHTS = torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
 def apart(q: Tensor, k: Tensor) -> Tensor:
-    """A score that no reader follows: the distance of the city block."""
-    return -(q.unsqueeze(-2) - k.unsqueeze(-3)).abs().sum(-1)
+    """A score that no reader follows: the largest difference of any feature."""
+    return -(q.unsqueeze(-2) - k.unsqueeze(-3)).abs().amax(-1)
 
 
 CALLS: dict[str, tuple[dict[str, Any], str]] = {
@@ -35,7 +35,7 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
         {"score": sqrtdk.scores.additive(WEIGHTS[0, 0], WEIGHTS[1], WEIGHTS[2])},
         "softmax(additive(q, k) + causal)",
     ),
-    "function": ({"score": apart}, "softmax(unknown(sub)(q, k) + causal)"),
+    "function": ({"score": apart}, "softmax(-1 * unknown(sub)(q, k) + causal)"),
 }
 
 

@@ -83,8 +83,16 @@ OURS: dict[str, tuple[dict[str, Any], str, Callable[[Tensor, Tensor], Tensor]]] 
         "-0.5 * |q - k|^2 + causal",
         lambda q, k: (distance(q, k) * 0.5).masked_fill(~CAUSAL, -math.inf),
     ),
+    "laplace": (
+        {"score": scores.laplace(), "scale": 0.5, "is_causal": True},
+        "-0.5 * |q - k|_1 + causal",
+        lambda q, k: (-torch.cdist(q, k, p=1.0) * 0.5).masked_fill(~CAUSAL, -math.inf),
+    ),
     "distance with sinks": ({"score": scores.distance(), "sinks": 0.0}, "-1 * |q - k|^2 + sinks", distance),
 }
+
+
+RECORDED = {"distance": "rbf"}  # the exponent of a Gaussian, whatever its scale
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -94,7 +102,10 @@ def test_our_own_scores_are_read(name: str) -> None:
     model = Attention(lambda q, k, v: sqrtdk.attention(q, k, v, **options))
     run, x = run_of(model)
     call = only(run)
-    assert (call.formula, call.score) == (f"softmax({formula})", name.split(",")[0].split()[0])
+    assert (call.formula, call.score) == (
+        f"softmax({formula})",
+        RECORDED.get(kind := name.split(",")[0].split()[0], kind),
+    )
     assert (call.batch, call.heads, call.query_len, call.key_len) == (B, H, L, L)
     assert (call.scale.effective, call.scale.numeric, call.unknown) == (None, None, ())
     assert "no product of q and k" in (call.scale.reason or "")

@@ -92,7 +92,9 @@ def show_run(
             from sqrtdk.cli.watch_live import follow_run, serve_run
 
             if serve is not None:
-                serve_run(runs[0], serve, lang, lambda address: tell_reader(Message("progress.run_page", address=address)))
+                serve_run(
+                    runs[0], serve, lang, lambda address: tell_reader(Message("progress.run_page", address=address))
+                )
             summaries = [follow_run(runs[0], columns, language)]
         else:
             summaries = read_watch_runs(runs)

@@ -26,8 +26,8 @@ CallFault = Literal[
     "skewed",  # a rotation that does not keep lengths
 ]
 BY_DATA = "by indices of the data"  # detail of a stage "gather": the order of the rows is unknown
-DISTANCES = ("rbf", "laplace", "distance")
-WITHOUT_PRODUCT = ("additive", *DISTANCES)  # scores without a product of q and k, which have no scale to judge
+DISTANCE_SCORES = ("rbf", "laplace", "distance")
+WITHOUT_PRODUCT = ("additive", *DISTANCE_SCORES)  # scores without a product of q and k, which have no scale to judge
 BY_ROW = "rows"  # source of a factor with a number for each row or key, such as log n of the visible keys
 # `op` of an attention by exp(z - m) @ v, which is divided by the sum of the exponentials later
 IN_BLOCKS = "aten.exp"

@@ -27,7 +27,7 @@ from sqrtdk.audit.sources import join_lines, of_loss
 from sqrtdk.messages import Message
 from sqrtdk.models.attentions import silent_attentions
 from sqrtdk.tracing import Trace
-from sqrtdk.tracing.records import DISTANCES, NotMeasured
+from sqrtdk.tracing.records import DISTANCE_SCORES, NotMeasured
 
 UNMEASURED_SOURCE = "sources.threshold.unmeasured"
 _UNMEASURED_FIX = "rules.unmeasured.fix"
@@ -89,7 +89,7 @@ def unmeasured(context: Context) -> Iterable[Finding]:
             unseen = call.mask is None and call.stats is None
             message = Message("rules.unmeasured.additive_no_mask" if unseen else "rules.unmeasured.additive")
             yield _finding("note", call.site, message, _NO_SCALE_FIX, call.softmax_at, call.index)
-        elif call.score in DISTANCES and not call.unknown:
+        elif call.score in DISTANCE_SCORES and not call.unknown:
             message = Message("rules.unmeasured.distance", formula=call.formula)
             yield _finding("note", call.site, message, _NO_SCALE_FIX, call.softmax_at, call.index)
         elif judged.verdict == UNMEASURED and (call.head_dim > 0 or call.unknown):

@@ -291,7 +291,8 @@ def statistic_groups() -> dict[bool, Text]:
 WATCH_FUNCTIONS = {  # what the template of runs calls, beside the functions of every template
     function.__name__: function
     for function in (
-        alarm_fix, alarms_with, in_chinese, labelled, least_loss, letters_without, loss_shown, model_rows, newest, result, samples_with,
-        run_state, share_apart, shared_sentence, shown_alarms, statistic_groups, steps_of, value_text, writer_states,
+        alarm_fix, alarms_with, in_chinese, labelled, least_loss, letters_without, loss_shown, model_rows, newest,
+        result, run_state, samples_with, share_apart, shared_sentence, shown_alarms, statistic_groups, steps_of,
+        value_text, writer_states,
     )
 }  # fmt: skip

@@ -135,10 +135,14 @@ def several_text(
         printer.blank()
         titles = ("run", "steps", "loss", "least")
         table = [TableColumn("")]
-        table += [TableColumn(Message(f"watch.column.{name}"), right=name != "run", fold=name == "run") for name in titles]
+        table += [
+            TableColumn(Message(f"watch.column.{name}"), right=name != "run", fold=name == "run") for name in titles
+        ]
         table += [TableColumn(column, right=True) for column in columns]
         table.append(TableColumn(Message("watch.terminal.alarms"), fold=True))
-        printer.table(table, [_row(printer, letter, run, columns) for letter, run in zip(RUN_LETTERS, runs, strict=False)])
+        printer.table(
+            table, [_row(printer, letter, run, columns) for letter, run in zip(RUN_LETTERS, runs, strict=False)]
+        )
         printer.paragraph(Message("watch.several.columns_mean"), style="dim")
         for letter, run in wrong_runs(runs):
             head = run_headline(run)
@@ -146,7 +150,9 @@ def several_text(
             said = printer.said(head.text) + printer.mark("stop").rstrip()
             printer.paragraph(Text.assemble((f"{letter}  ", "bold"), plain(said)))
             if head.fix:
-                printer.paragraph(Text.assemble((printer.word("runs.fix.label"), "bold"), plain(printer.said(head.fix))), 3)
+                printer.paragraph(
+                    Text.assemble((printer.word("runs.fix.label"), "bold"), plain(printer.said(head.fix))), 3
+                )
         if groups := partly_shared(runs):
             printer.blank()
             for group in groups:

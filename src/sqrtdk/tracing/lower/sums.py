@@ -15,7 +15,7 @@ import torch
 from sqrtdk.tracing.lower.pairs import DISTANCES, VECTOR_LENGTHS, broadcast_sizes, is_act, unrun_node
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, ancestors
-from sqrtdk.tracing.tape.node import Distance, Node, Pairs, Product, origin
+from sqrtdk.tracing.tape.node import Node, PairDistance, Pairs, Product, origin
 from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene
 
 _aten = torch.ops.aten
@@ -107,7 +107,7 @@ class _SumOfPairs(NamedTuple):
     shape: tuple[int, ...]
     axes: _Axes
     factors: tuple[Node, ...] = ()
-    distance: Distance | None = None
+    distance: PairDistance | None = None
 
 
 def _sum_of_pairs(node: Node) -> _SumOfPairs | None:
@@ -119,40 +119,52 @@ def _sum_of_pairs(node: Node) -> _SumOfPairs | None:
         return _summed(_SumOfPairs(node.pairs, shape, _NO_AXES), -1)
     # torch.cdist(q, k, p), whose third argument is p
     if node.pairs is not None and node.op in DISTANCES:
-        order = node.number(2) if node.op == "_cdist_forward" and node.args else 2.0
-        if not order:
+        order = _norm_order(node)
+        if order is None:
             return None
         left, right = _spread(node.pairs.left, -2), _spread(node.pairs.right, -3)
         pairs, shape = Pairs(left, right, both=True), (*node.shape, left.shape[-1])
-        return _summed(_SumOfPairs(pairs, shape, _NO_AXES, distance=Distance(order, 1)), -1)
+        return _summed(_SumOfPairs(pairs, shape, _NO_AXES, distance=PairDistance(order, 1)), -1)
     if node.op not in _SUM_AND_MEAN | VECTOR_LENGTHS or not isinstance(inner := node.args[0], Node):
         return None
     # torch.linalg.vector_norm(q - k, ord, dim=-1), ((q - k) ** 2).sum(-1), (q - k).abs().sum(-1)
     distance = None
     if node.op in VECTOR_LENGTHS:
-        order = node.number(1)
-        if order is None or order <= 0:  # 0 counts elements, and a negative one is no norm
+        if (order := _norm_order(node)) is None:
             return None
-        distance = Distance(order, 1)
+        distance = PairDistance(order, 1)
     factors: list[Node] = []
     while inner.pairs is None:
         main = inner.main()
         if main is None or inner.is_root:
             return None
-        if distance is None and (inner.number(1) == 2 if inner.op == "pow" else _is_square(inner)):
-            distance = Distance(2, 2)
-        elif distance is None and inner.op == "abs":
-            distance = Distance(1, 1)
-        elif _by_number(inner):
+        summed = None if distance else _summed_power(inner)
+        if _by_number(inner):
             factors.append(inner)
-        elif inner.op not in ops.CASTS_AND_COPIES:
+        elif summed is None and inner.op not in ops.CASTS_AND_COPIES:
             return None
-        inner = main
+        inner, distance = main, summed or distance
     if inner.op != ("mul" if distance is None else "sub") or (distance and (factors or node.op == "mean")):
         return None
     place = 2 if node.op in VECTOR_LENGTHS else 1
     over = node.args[place] if len(node.args) > place else None
     return _summed(_SumOfPairs(inner.pairs, inner.shape, _NO_AXES, tuple(factors), distance), over)
+
+
+def _norm_order(node: Node) -> float | None:
+    """Return p of the p-norm that a node takes, as torch.cdist(q, k, p) does, or None if it is no norm."""
+    if node.op == "_euclidean_dist" or not node.args:
+        return 2.0
+    order = node.number(1 if node.op in VECTOR_LENGTHS else 2)
+    return order if order is not None and order > 0 else None  # 0 counts elements
+
+
+def _summed_power(node: Node) -> PairDistance | None:
+    """Return the distance that a sum of these numbers over the features is: (q - k) ** 2 or (q - k).abs()."""
+    if node.op == "abs":
+        return PairDistance(1, 1)
+    squared = node.number(1) == 2 if node.op == "pow" else _is_square(node)
+    return PairDistance(2, 2) if squared else None
 
 
 _NO_AXES = _Axes([], [], [], [])

@@ -34,7 +34,7 @@ from sqrtdk.tracing.records import NotAttentionCode, Stage
 from sqrtdk.tracing.steps import OF_LOGITS, LearnedSinks, Offset, Unknown
 from sqrtdk.tracing.steps.placed import columns_before
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.node import Distance, Node, SoftmaxRun, back, origin
+from sqrtdk.tracing.tape.node import Node, PairDistance, SoftmaxRun, back, origin
 
 _ADDITIVE = "additive"
 
@@ -98,7 +98,7 @@ def read_span(softmax_run: SoftmaxRun, value: Tensor, output: Tensor, span: Span
     distance, steps = chain.product.product.distance, chain.steps
     # |q|^2 - 2 q.k + |k|^2, written out: the score is a squared distance, and -2 belongs to it.
     if distance is None and (rest := completed_distance(steps, query.factor * key.factor)) is not None:
-        distance, steps, query, key = Distance(2, 2), rest, replace(query, factors=()), replace(key, factors=())
+        distance, steps, query, key = PairDistance(2, 2), rest, replace(query, factors=()), replace(key, factors=())
     first = span.first
     if softmax_run.sinks:
         steps = (*steps, LearnedSinks(column=False))
@@ -189,7 +189,7 @@ def _without_product(
 
 
 def _after_unknown(node: Node) -> Chain:
-    """Return the way from a score of unknown operations to the softmax; the score ends where only known steps follow."""
+    """Return the way from a score of unknown operations to the softmax: the known steps after the last unknown one."""
     start = _start_of_score(node)
     chain = read_chain(node, until=start)
     last = max((i for i, step in enumerate(chain.steps) if isinstance(step, Unknown)), default=-1)

@@ -16,7 +16,7 @@ from sqrtdk.tracing.readback.side import ProductSide
 from sqrtdk.tracing.records import Factor
 from sqrtdk.tracing.steps import Scale, Step
 from sqrtdk.tracing.steps.placed import StepTensor
-from sqrtdk.tracing.tape.node import Distance, Node, SoftmaxRun, WeightSteps
+from sqrtdk.tracing.tape.node import Node, PairDistance, SoftmaxRun, WeightSteps
 from sqrtdk.tracing.tape.places import Place
 
 _SAFE_SOFTMAX = "aten._safe_softmax"  # only SDPA's unfused path calls it
@@ -219,7 +219,7 @@ class Reading:
     dropout: float = 0.0
     weight_steps: WeightSteps = field(default_factory=WeightSteps)
     score: str | None = None
-    distance: Distance | None = None
+    distance: PairDistance | None = None
     axis: str = "positions"
     fault: str | None = None
     no_slope: str | None = None

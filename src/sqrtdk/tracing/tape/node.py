@@ -223,7 +223,7 @@ class Root:
 
 
 @dataclass(frozen=True, slots=True)
-class Distance:
+class PairDistance:
     """A distance of q and k: |q - k|_order ^ power.
 
     Attributes:
@@ -242,7 +242,7 @@ class Distance:
 
     @property
     def name(self) -> str:
-        """The score that is the negative of the distance: "rbf", the exponent of a Gaussian, "laplace" or "distance"."""
+        """Name of the score that is its negative: "rbf", the exponent of a Gaussian, "laplace" or "distance"."""
         return {(2.0, 2.0): "rbf", (1.0, 1.0): "laplace"}.get((self.order, self.power), "distance")
 
 
@@ -252,7 +252,7 @@ class Product:
 
     dtype: torch.dtype  # dtype in which it is stored
     largest: Tensor | None  # the largest |q . k|, if it was measured
-    distance: Distance | None = None  # None for q . k
+    distance: PairDistance | None = None  # None for q . k
 
 
 @dataclass(frozen=True, slots=True, eq=False)
