@@ -199,7 +199,9 @@ def test_each_format_is_read_as_the_weights_that_were_packed(tmp_path: Path, kin
         got = loaded.module.get_parameter(name).detach()
         assert float((got - weight).abs().max()) <= 2**-22 * float(weight.abs().max()), name
         # and the rounding is one: half a step is far below the numbers
-        assert float((got - base_model().get_parameter(name).detach()).norm() / weight.norm()) < 0.15
+        assert float((got - base_model().get_parameter(name).detach()).norm() / weight.norm()) < (
+            0.3 if "3 bits" in kind else 0.15
+        )
     assert any("run dequantised" in note for note in loaded.notes)
 
 

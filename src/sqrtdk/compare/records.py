@@ -345,14 +345,15 @@ class DiffReport(Saved, Shown):
     def same(self) -> bool | None:
         """Whether every call has a partner and agrees within rounding, and so does every output that both models
         return, and every gradient if these were compared, and an adapter or a rounding of weights has no mistake; None
-        if some could not be judged and no difference was found.
+        if some could not be judged, an adapter under a rounding is one of these, and no difference was found. A right
+        adapter and a right rounding are no difference: they are in `weights.known`, with what they cost.
         """
         judged = [pair.same for pair in self.pairs] + [one.same for one in self.outputs]
         judged += [] if self.backward is None else [self.backward.same]
-        faults = self.weights is not None and self.weights.known is not None and self.weights.known.faults
-        if self.unpaired_a or self.unpaired_b or faults or False in judged:
+        known = None if self.weights is None else self.weights.known
+        if self.unpaired_a or self.unpaired_b or (known is not None and known.faults) or False in judged:
             return False
-        return None if None in judged else True
+        return None if None in judged or (known is not None and known.undecided) else True
 
     @property
     def ok(self) -> bool:

@@ -32,7 +32,7 @@ from sqrtdk.audit.guard import training_of
 from sqrtdk.audit.records import JudgedCall, LawAnswer
 from sqrtdk.errors import INTERRUPTS, kind_and_text
 from sqrtdk.laws.answers import law_broken, law_holds
-from sqrtdk.laws.backward.case import QUERY_KEY_VALUE, Fault
+from sqrtdk.laws.backward.case import OF_LEARNED, QUERY_KEY_VALUE, Fault
 from sqrtdk.laws.backward.graph import graph_place, nodes_inside, own_backward
 from sqrtdk.laws.backward.handles import Edge, Handle, Reached
 from sqrtdk.laws.backward.hooks import HooksWatched
@@ -66,7 +66,7 @@ MOST_GRAPH_BYTES = 2**31  # of a backward pass that nobody has named
 _NUMBER_BYTES = 4
 _KEPT_OF_LOGITS = 4  # the logits, the weights, those after dropout, and a mask
 _KEPT_OF_FEATURES = 32  # what the projections, norms and the MLP of a layer keep of a token, in widths of the model
-_OF_PARAMETERS = ("learned ", "factor ")  # names of what the run does not compute
+_OF_PARAMETERS = (OF_LEARNED, "factor ")  # names of what the run does not compute
 _MOST_UNJUDGED = 4  # of the parameters that were not judged
 _MOST_RESTORED_BYTES = 2**25  # bytes of buffers that train mode may change
 

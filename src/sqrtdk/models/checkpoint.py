@@ -52,7 +52,8 @@ def weight_files(directory: Path, *, quantised: bool = False) -> list[str]:
     if pickles:
         raise ModelError(
             Message("errors.weights.pickled", file=repr(pickles[0])),
-            hint=Message("errors.hint.pickled_quantised") if quantised or "qmodel.pt" in names
+            hint=Message("errors.hint.pickled_quantised")
+            if quantised or "qmodel.pt" in names
             else how_to_convert(pickles[0]),  # HQQ writes qmodel.pt
         )
     stray = [name for name in names if name.endswith((".safetensors", ".gguf"))]

@@ -7,7 +7,6 @@ own kinds, of which there are many: those are loaded by transformers and torchao
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec

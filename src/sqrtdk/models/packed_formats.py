@@ -60,7 +60,7 @@ def unpacked(words: Tensor, bits: int, along: int) -> Tensor:
 
 
 def _stacked(words: Tensor, bits: int, *, lowest_first: bool) -> Tensor:
-    """Return the whole numbers of words whose first numbers are the first rows, whose second are the next, and so on."""
+    """Return the whole numbers of words: of all words the first ones as the first rows, then the second ones."""
     word_bits = _WORD_BITS if words.dtype == torch.int32 else 8
     shifts = range(0, word_bits // bits * bits, bits)
     return torch.cat([words >> shift & (2**bits - 1) for shift in (shifts if lowest_first else reversed(shifts))])

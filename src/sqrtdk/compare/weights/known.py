@@ -9,7 +9,7 @@ changes cost is measured by running A with one kind of weight changed at a time.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk.compare.weights.mixed import rounded_updates
 from sqrtdk.compare.weights.records import KnownChange, KnownChanges, WeightFault
-from sqrtdk.compare.weights.rounded import found_roundings
+from sqrtdk.compare.weights.rounded import FoundRounding, found_roundings
 from sqrtdk.compare.weights.updates import FoundUpdate, codes_of, found_update, rank_of, role_of
 from sqrtdk.errors import MODEL_ERRORS
 from sqrtdk.frontends.module import ForeignModule
@@ -48,6 +49,7 @@ def with_known_changes(a: LoadedModel, b: LoadedModel) -> tuple[LoadedModel, Loa
     adapter, side = (a.adapter, "A") if a.adapter is not None else (b.adapter, "B")
     if adapter is not None:
         known, taken = _of_adapter(adapter, side, one, other, differ)
+        known, taken = _with_roundings(known, taken, adapter, side, one, other)
     else:
         known, taken = _of_roundings(one, other, differ)
         if known is None:
@@ -68,25 +70,74 @@ def _of_adapter(
     adapter: Adapter, side: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor], differ: Collection[str]
 ) -> tuple[KnownChanges | None, list[str]]:
     """Return the changes by an adapter with the mistakes in them, and the names of the weights that they give."""
-    base = {**a, **adapter.before} if side == "A" else a
+    base = {**a, **adapter.before}
     names = [name for name in a if name in b and (name in adapter.updates or name in differ)]
     found = {name: found_update(name, base[name], b[name], adapter) for name in names}
     # a weight outside the adapter that nothing was put into differs for another reason
     explained = [name for name, one in found.items() if one.fault is not None]
     if not any(name in adapter.updates for name in explained):
         return None, []
-    updates = {name: adapter.updates[name] for name in names if name in adapter.updates}
+    change = _change(adapter, [name for name in names if name in adapter.updates], base, b)
+    return KnownChanges((change,), _faults(found, adapter), side=side), explained
+
+
+def _change(adapter: Adapter, names: Sequence[str], base: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> KnownChange:
+    updates = {name: adapter.updates[name] for name in names}
     moved = sum(float((b[name].double().cpu() - base[name].double().cpu()).square().sum()) for name in updates)
     size = sum(float(base[name].double().square().sum()) for name in updates)
     kinds = list(dict.fromkeys(update.kind for update in updates.values() if update.kind != "whole"))
-    change = KnownChange(
+    return KnownChange(
         kind=" + ".join(kinds) or "whole",
         weights=tuple(updates),
         rank=tuple(sorted({update.rank for update in updates.values() if update.rank})),
         scale=tuple(sorted({update.scale for update in updates.values() if update.rank})),
         size=(moved / size) ** 0.5 if size else 0.0,
     )
-    return KnownChanges((change,), _faults(found, adapter), side=side), explained
+
+
+def _with_roundings(
+    known: KnownChanges | None, taken: list[str], adapter: Adapter, side: str, a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+) -> tuple[KnownChanges | None, list[str]]:  # fmt: skip
+    """Return the changes by an adapter with those by a rounding of the base or of the merged weights beside them."""
+    base = {**a, **adapter.before}
+    names = [name for name in a if name in b]
+    if side == "B" and known is not None:
+        # the adapter lies on B's own base, which may be A's rounded
+        ground = {name: adapter.before.get(name, b[name]) for name in names}
+        roundings, rounded = _of_roundings(a, ground, [name for name in names if _differ(a[name], ground[name])])
+        explained = [
+            name for name in dict.fromkeys((*taken, *rounded))
+            if name in rounded or not _differ(a[name], ground[name])
+        ]  # fmt: skip
+        if roundings is None:
+            return known, explained
+        changes = (*known.changes, *roundings.changes)
+        return KnownChanges(
+            changes, (*known.faults, *roundings.faults), side=known.side, coarse=roundings.coarse
+        ), explained
+    left = [name for name in names if name not in taken and _differ(base[name], b[name])]
+    found = rounded_updates(adapter, base, b, left)
+    if found is None:
+        return known, taken
+    coarse = "A" if found.finer else "B"
+    changes, faults = _roundings_of(found.roundings)
+    adapted = [name for name in found.roundings if name in adapter.updates]
+    undecided: tuple[str, ...] = ()
+    if found.share is None:
+        undecided = tuple(adapted)
+    elif found.share == 1.0:
+        changes = (
+            _change(adapter, adapted, base, {name: adapter.updates[name].applied(base[name]) for name in adapted}),
+            *changes,
+        )
+    elif adapted:
+        codes = codes_of(found.share, adapter.updates[adapted[0]])
+        name = "adapter_not_loaded" if "none" in codes else "adapter_factor"
+        faults = (WeightFault(name, tuple(adapted), found.share, codes=codes), *faults)
+    before = KnownChanges(side=side) if known is None else known
+    every = {"changes": (*before.changes, *changes), "faults": (*before.faults, *faults)}
+    return replace(before, **every, coarse=coarse, undecided=undecided), [*taken, *found.roundings]
 
 
 def _of_products(
@@ -113,9 +164,13 @@ def _of_roundings(
     """Return the changes by rounding with the mistakes in them, and the names of the weights that they give."""
     names = [name for name in differ if a[name].dim() >= 2]
     one, other = ({name: side[name].reshape(-1, side[name].shape[-1]).cpu() for name in names} for side in (a, b))
-    found = found_roundings(one, other)
-    if not found:
-        return None, []
+    for coarse, fine, rounded in (("B", one, other), ("A", other, one)):
+        if found := found_roundings(fine, rounded):
+            return KnownChanges(*_roundings_of(found), coarse=coarse), list(found)
+    return None, []
+
+
+def _roundings_of(found: Mapping[str, FoundRounding]) -> tuple[tuple[KnownChange, ...], tuple[WeightFault, ...]]:
     groups: dict[str, list[str]] = {}
     for name, rounding in found.items():
         groups.setdefault(rounding.grid.name, []).append(name)
@@ -138,7 +193,7 @@ def _of_roundings(
         )
         for (fault, _), names in faults.items()
     )  # fmt: skip
-    return KnownChanges(tuple(changes), told), list(found)
+    return tuple(changes), told
 
 
 def _faults(found: Mapping[str, FoundUpdate], adapter: Adapter) -> tuple[WeightFault, ...]:

@@ -26,28 +26,45 @@ def known_sentences(known: KnownChanges | None) -> list[Message]:
     if known is None:
         return []
     sentences = [_fault(fault, known) for fault in known.faults]
-    wrong = {name for fault in known.faults for name in fault.weights}
     for change in known.changes:
+        # rounded weights that lack the adapter are rounded
+        of_adapter = _is_of_adapter(change)
+        faults = [fault for fault in known.faults if fault.name.startswith("adapter") == of_adapter]
+        wrong = {name for fault in faults for name in fault.weights}
         right = [name for name in change.weights if name not in wrong]
         if right:
-            sentences.append(_change(change, right, known.side))
-    costs = sorted((cost for change in known.changes for cost in change.costs), key=lambda item: -item[1])
+            sentences.append(_change(change, right, known))
+    if known.undecided:
+        sentences.append(
+            Message("compare.known.adapter_undecided", where=places(known.undecided), count=len(known.undecided))
+        )
+    # a weight with an adapter and a rounding is there twice, each time with both
+    each = dict(cost for change in known.changes for cost in change.costs)
+    costs = sorted(each.items(), key=lambda item: -item[1])
     if known.cost and costs:
         sentences.append(_cost(known, costs))
     return sentences
 
 
-def _change(change: KnownChange, names: Sequence[str], side: str) -> Message:
+def _change(change: KnownChange, names: Sequence[str], known: KnownChanges) -> Message:
     words: dict[str, str | int | float] = {"kind": change.kind, "where": places(names), "size": _percent(change.size)}
-    if not change.rank and not any(kind in _OF_ADAPTERS for kind in change.kind.split(" + ")):
+    if not _is_of_adapter(change):
         one = "_one" if len(names) == 1 else ""
-        return Message(f"compare.known.rounded{one}", steps=f"{change.steps or 0.0:.2f}", **words)
-    of_a = "_a" if side == "A" else ""
+        return Message(f"compare.known.rounded{one}", steps=f"{change.steps or 0.0:.2f}", **_sides(known), **words)
+    of_a = "_a" if known.side == "A" else ""
     if not change.rank:
         return Message(f"compare.known.adapter_plain{of_a}", **words)
     ranks = joined([str(rank) for rank in change.rank], "comma")
     scales = joined([f"{scale:.4g}" for scale in change.scale], "comma")
     return Message(f"compare.known.adapter{of_a}", rank=ranks, scale=scales, **words)
+
+
+def _is_of_adapter(change: KnownChange) -> bool:
+    return bool(change.rank) or any(kind in _OF_ADAPTERS for kind in change.kind.split(" + "))
+
+
+def _sides(known: KnownChanges) -> dict[str, str]:
+    return {"coarse": known.coarse, "fine": "A" if known.coarse == "B" else "B"}
 
 
 def _cost(known: KnownChanges, costs: Sequence[tuple[str, float]]) -> Message:
@@ -60,6 +77,8 @@ def _cost(known: KnownChanges, costs: Sequence[tuple[str, float]]) -> Message:
 
 def _fault(fault: WeightFault, known: KnownChanges) -> Message:
     words: dict[str, str | int | float] = {"where": places(fault.weights)}
+    if fault.name.startswith("rounding"):
+        words |= _sides(known)
     if fault.name == "adapter_untold":
         words |= {"rank": known.changes[0].rank[0], "size": _percent(known.changes[0].size)}
     if fault.name == "adapter_factor":
@@ -75,9 +94,7 @@ def _fault(fault: WeightFault, known: KnownChanges) -> Message:
         has = "compare.known.has" if fault.name.startswith("adapter") else "compare.known.has_scales"
         pairs = [(own, other) for own, other in pairs if own != other]
         if not pairs:
-            return Message(
-                "compare.known.rounding_scales_moved", where=words["where"], share=_percent(fault.share or 0.0)
-            )
+            return Message("compare.known.rounding_scales_moved", **words, share=_percent(fault.share or 0.0))
         texts = [Message(has, own=_bare(own), other=_bare(other)) for own, other in pairs[:_MOST_SHOWN]]
         more = len(pairs) - _MOST_SHOWN
         shown = joined(texts, "comma" if more > 0 else "and")

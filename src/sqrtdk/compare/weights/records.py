@@ -101,13 +101,17 @@ class KnownChanges:
         faults: mistakes in them.
         cost: difference of the outputs by all changes and mistakes together, as a share of their size; None if A can't
             run without them.
-        side: "B" if B's weights are A's with the changes; "A" if it is A that has them, with an adapter's directory.
+        side: "B" if B's weights are A's with the adapter; "A" if it is A that has it, with an adapter's directory.
+        coarse: The side whose weights are rounded, "A" or "B".
+        undecided: Names of weights of which rounding hides whether they have the adapter.
     """
 
     changes: tuple[KnownChange, ...] = ()
     faults: tuple[WeightFault, ...] = ()
     cost: float | None = None
     side: str = "B"
+    coarse: str = "B"
+    undecided: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from sqrtdk.tracing.tensors import CallTensors
 Backward = Callable[[Tensor, Tensor | None, bool], Mapping[str, Tensor | None]]
 Learned = Callable[[FormulaGradients], Mapping[str, tuple[Tensor, Tensor]]]
 QUERY_KEY_VALUE = ("q", "k", "v")
+OF_LEARNED = "learned "  # begins the name of a parameter that is no operand: "learned NAME"
 
 
 @dataclass(frozen=True, slots=True)

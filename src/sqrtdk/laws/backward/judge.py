@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sqrtdk.laws.backward.case import Backward, Case, Judged, Learned
+from sqrtdk.laws.backward.case import OF_LEARNED, Backward, Case, Judged, Learned
 from sqrtdk.laws.backward.faults import blind_rows
 from sqrtdk.laws.backward.logits import RIGHT_FORMULA
 from sqrtdk.laws.backward.naming import named_faults
@@ -76,10 +76,10 @@ def judge_delivered(
     case = Case(call, d_out, d_lse, biases, most, factors or {}, same, dtypes, turn, learned)
     right = case.gradients(RIGHT_FORMULA)
     parameters = learned(right) if learned is not None and bool(right.looked.all()) else {}
-    right.values |= {f"learned {name}": value for name, (value, _) in parameters.items()}
-    right.sums |= {f"learned {name}": allowed for name, (_, allowed) in parameters.items()}
-    right.squares |= {f"learned {name}": torch.zeros_like(value) for name, (value, _) in parameters.items()}
-    got = {name: gradient for name, gradient in got.items() if not name.startswith("learned ") or name in right.values}
+    right.values |= {f"{OF_LEARNED}{name}": value for name, (value, _) in parameters.items()}
+    right.sums |= {f"{OF_LEARNED}{name}": allowed for name, (_, allowed) in parameters.items()}
+    right.squares |= {f"{OF_LEARNED}{name}": torch.zeros_like(value) for name, (value, _) in parameters.items()}
+    got = {name: gradient for name, gradient in got.items() if not name.startswith(OF_LEARNED) or name in right.values}
     wrong = [one for name, gradient in got.items() if (one := case.wrong(name, gradient, right)) is not None]
     kept = tuple(name for name in got if name not in {one.name for one in wrong})
     if not wrong:

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from sqrtdk.laws.backward.case import Backward, Fault, Judged, Learned
+from sqrtdk.laws.backward.case import OF_LEARNED, Backward, Fault, Judged, Learned
 from sqrtdk.laws.backward.graph import graph_place, nodes_behind
 from sqrtdk.laws.backward.handles import Edge, Reached, edge_of, key_of
 from sqrtdk.laws.backward.learned_path import LearnedPath
 from sqrtdk.laws.backward.passes import cotangents_of
 
-_OF_LEARNED = "learned "
 _WHOLE_DTYPES = ("float32", "float64")
 
 
@@ -102,7 +101,7 @@ class LearnedParameters:
             finally:
                 for hook in hooks:
                     hook.remove()
-            found |= {f"{_OF_LEARNED}{name}": one for name, one in zip(names, given, strict=True)}
+            found |= {f"{OF_LEARNED}{name}": one for name, one in zip(names, given, strict=True)}
         return found
 
     def cut_off(self, parameters: Mapping[str, nn.Parameter]) -> list[Fault]:
@@ -118,12 +117,12 @@ class LearnedParameters:
         own = {one.projection.name for one in (call.query, call.key, call.value) if one.projection is not None}
         names = [name for name in sorted(self.path.projections - own) if name in parameters]
         trained = [name for name in names if parameters[name].requires_grad]
-        return [Fault((f"{_OF_LEARNED}{n}",), "none") for n in trained if graph_place(parameters[n]).node not in behind]
+        return [Fault((f"{OF_LEARNED}{n}",), "none") for n in trained if graph_place(parameters[n]).node not in behind]
 
     def unjudged(self, result: Judged) -> list[str]:
         """Return the names of the parameters on the way that were not judged."""
         looked = {*result.kept, *(name for fault in result.faults for name in fault.operands)}
-        return [*self.shared, *(name for name in self.judged if f"{_OF_LEARNED}{name}" not in looked)]
+        return [*self.shared, *(name for name in self.judged if f"{OF_LEARNED}{name}" not in looked)]
 
 
 def _holds(parameter: Tensor, values: Tensor | float | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqrtdk.laws.backward.case import Fault
+from sqrtdk.laws.backward.case import OF_LEARNED, Fault
 from sqrtdk.laws.backward.faults import numbers_text
 from sqrtdk.messages import Message, joined
 
@@ -37,4 +37,4 @@ def _operand(name: str) -> str:
         return Message("laws.gradient.bias")
     if name == "sinks":
         return Message("laws.gradient.sinks")
-    return name.removeprefix("factor ").removeprefix("learned ")
+    return name.removeprefix("factor ").removeprefix(OF_LEARNED)
