@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _ENDED = "ended"  # file of a child that checked the last model: what follows is the report
 _STOP = "stop"  # file of a parent that was asked to end: what is not checked by now is not checked
-_GRACE_S = 5.0  # seconds until a child that does not react to a signal is killed
+_STOPPING_S = 5.0  # seconds until a child that does not react to a signal is killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _waited(child: int, folder: Path) -> int:
     with _passed_on(child, folder) as asked:
         while True:
             if asked:
-                ended = _ended_within(child, _GRACE_S)
+                ended = _ended_within(child, _STOPPING_S)
                 if ended is None:
                     os.kill(child, signal.SIGKILL)
                     ended = os.waitpid(child, 0)[1]
