@@ -8,6 +8,7 @@ reads the finished reports and goes on behind that model. A system without fork 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import shlex
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 _ENDED = "ended"  # file of a child that checked the last model: what follows is the report
 _STOP = "stop"  # file of a parent that was asked to end: what is not checked by now is not checked
-_GRACE_S = 5.0  # seconds until a child that does not react to a signal is killed
+_QUIT = "quit"  # file of a parent that was asked twice: there is no report
+_STOPPING_S = 5.0  # seconds until a child that does not react to a signal is killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def kept_apart(models: Sequence[str], check: Callable[[Kept], int]) -> int:
         check: Checks the models that `Kept` does not have yet, writes the report and returns the exit code. In the
             child this function returns what it returns, and the program ends as it always does.
     """
-    if not (hasattr(os, "fork") and is_program()):
+    if sys.platform == "win32" or not is_program():  # it has no fork; callers in Python may have threads
         return check(NOTHING_KEPT)
     folder, parent, stopped = Path(tempfile.mkdtemp(prefix="sqrtdk-")), os.getpid(), False
     try:
@@ -122,6 +124,8 @@ def kept_apart(models: Sequence[str], check: Callable[[Kept], int]) -> int:
                 return check(Kept(folder))
             status = _waited(child, folder)
             number = _died_at(folder)
+            if (folder / _QUIT).is_file():
+                return INTERRUPTED
             if number is None or stopped:
                 return status if status >= 0 else 128 - status
             stopped = (folder / _STOP).is_file()  # then the next child reports, and checks nothing
@@ -144,65 +148,57 @@ def _died_at(folder: Path) -> int | None:
     return max((int(file.stem) for file in files if file.stem not in over), default=None)
 
 
-def _waited(child: int, folder: Path) -> int:
-    """Wait for a child, and return its exit code, negative for a signal.
-
-    A signal that would end this process interrupts the child instead, so that it shows what it has. One that does not
-    react, as its model waits in C, is killed.
-    """
-    with _passed_on(child, folder) as asked:
-        while True:
-            if asked:
-                ended = _ended_within(child, _GRACE_S)
-                if ended is None:
-                    os.kill(child, signal.SIGKILL)
-                    ended = os.waitpid(child, 0)[1]
-                return os.waitstatus_to_exitcode(ended)
-            with contextlib.suppress(InterruptedError):
-                pid, status = os.waitpid(child, os.WNOHANG)
-                if pid:
-                    return os.waitstatus_to_exitcode(status)
-            time.sleep(0.02)  # a signal ends it
-
-
-def _ended_within(child: int, seconds: float) -> int | None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return status
-        time.sleep(0.02)
-    return None
-
-
-@contextlib.contextmanager
-def _passed_on(child: int, folder: Path) -> Iterator[list[int]]:
-    """Pass SIGINT, SIGTERM and SIGHUP on as one SIGINT, and yield a list that they are put in."""
-    asked: list[int] = []
-
-    def passes(number: int, frame: FrameType | None) -> None:
-        # a terminal sends Ctrl-C to both, and a second one would end the child before it shows what it has
-        if not asked and not (number == signal.SIGINT and _in_foreground()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGINT)
-        asked.append(number)
-        (folder / _STOP).touch()
-
-    numbers = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    before = {number: signal.signal(number, passes) for number in numbers}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _in_foreground() -> bool:
-    with contextlib.suppress(OSError):
-        return os.tcgetpgrp(2) == os.getpgrp()
-    return False
-
-
 def exit_code(code: int, kept: Kept) -> int:
     """Return the exit code of a report; that of Ctrl-C if it cut the check short."""
     return INTERRUPTED if kept.stopped or interrupted() else code
+
+
+if sys.platform != "win32":
+
+    def _waited(child: int, folder: Path) -> int:
+        """Wait for a child, and return its exit code, negative for a signal.
+
+        A signal that would end this process interrupts the child instead, so that it shows what it has. One that does
+        not react, as its model waits in C, is killed. A second signal kills it at once.
+        """
+        until = math.inf
+        with _passed_on(child, folder) as asked:
+            while True:
+                pid, status = os.waitpid(child, os.WNOHANG)
+                if pid:
+                    return os.waitstatus_to_exitcode(status)
+                if asked and until == math.inf:
+                    until = time.monotonic() + _STOPPING_S
+                if time.monotonic() > until and not (folder / _ENDED).is_file():
+                    os.kill(child, signal.SIGKILL)
+                time.sleep(0.02)
+
+    @contextlib.contextmanager
+    def _passed_on(child: int, folder: Path) -> Iterator[list[int]]:
+        """Pass SIGINT, SIGTERM and SIGHUP on as one SIGINT, and yield a list that they are put in."""
+        asked: list[int] = []
+
+        def passes(number: int, frame: FrameType | None) -> None:
+            # a terminal sends Ctrl-C to both, and a second one would end the child before it shows what it has
+            with contextlib.suppress(ProcessLookupError):
+                if asked:
+                    os.kill(child, signal.SIGKILL)
+                elif not (number == signal.SIGINT and _in_foreground()):
+                    os.kill(child, signal.SIGINT)
+            (folder / (_QUIT if asked else _STOP)).touch()
+            asked.append(number)
+
+        numbers = [
+            one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN
+        ]
+        before = {number: signal.signal(number, passes) for number in numbers}
+        try:
+            yield asked
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _in_foreground() -> bool:
+        with contextlib.suppress(OSError):
+            return os.tcgetpgrp(2) == os.getpgrp()
+        return False
