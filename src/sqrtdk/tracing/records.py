@@ -42,6 +42,30 @@ class Referable:
 
 
 @dataclass(frozen=True, slots=True)
+class PairDistance:
+    """A distance of q and k: |q - k|_order ^ power.
+
+    Attributes:
+        order: p of the p-norm, 2 for the Euclidean norm, 1 for the sum of absolute differences; may be infinite.
+        power: 1, or 2 for a squared distance.
+    """
+
+    order: float
+    power: float
+
+    @property
+    def text(self) -> str:
+        """What stands after |q - k| in a formula: "", "^2", "_1"."""
+        norm = "" if self.order == 2 else f"_{self.order:g}"
+        return norm + ("" if self.power == 1 else f"^{self.power:g}")
+
+    @property
+    def name(self) -> str:
+        """Name of the score that is its negative: "rbf", the exponent of a Gaussian, "laplace" or "distance"."""
+        return {(2.0, 2.0): "rbf", (1.0, 1.0): "laplace"}.get((self.order, self.power), "distance")
+
+
+@dataclass(frozen=True, slots=True)
 class Factor:
     """One multiplication between the projections and the softmax.
 

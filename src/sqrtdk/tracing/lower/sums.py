@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from sqrtdk.tracing.lower.pairs import DISTANCES, VECTOR_LENGTHS, broadcast_sizes, is_act, unrun_node
+from sqrtdk.tracing.records import PairDistance
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import alias, ancestors
-from sqrtdk.tracing.tape.node import Node, PairDistance, Pairs, Product, origin
+from sqrtdk.tracing.tape.node import Node, Pairs, Product, origin
 from sqrtdk.tracing.tape.recorder import RecordedOutput, Scene
 
 _aten = torch.ops.aten

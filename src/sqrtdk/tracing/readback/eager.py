@@ -30,11 +30,11 @@ from sqrtdk.tracing.readback.packed import read_nested
 from sqrtdk.tracing.readback.reading import Cell, Layout, Logits, Reading, of_softmax
 from sqrtdk.tracing.readback.rotations import with_cancelled_decays
 from sqrtdk.tracing.readback.side import PERMUTED, ProductSide
-from sqrtdk.tracing.records import NotAttentionCode, Stage
+from sqrtdk.tracing.records import NotAttentionCode, PairDistance, Stage
 from sqrtdk.tracing.steps import OF_LOGITS, LearnedSinks, Offset, Unknown
 from sqrtdk.tracing.steps.placed import columns_before
 from sqrtdk.tracing.tape import ops
-from sqrtdk.tracing.tape.node import Node, PairDistance, SoftmaxRun, back, origin
+from sqrtdk.tracing.tape.node import Node, SoftmaxRun, back, origin
 
 _ADDITIVE = "additive"
 

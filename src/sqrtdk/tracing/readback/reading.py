@@ -13,10 +13,10 @@ from sqrtdk.impl.call import Call
 from sqrtdk.tracing.readback.addends import as_passed
 from sqrtdk.tracing.readback.orient import Orientation
 from sqrtdk.tracing.readback.side import ProductSide
-from sqrtdk.tracing.records import Factor
+from sqrtdk.tracing.records import Factor, PairDistance
 from sqrtdk.tracing.steps import Scale, Step
 from sqrtdk.tracing.steps.placed import StepTensor
-from sqrtdk.tracing.tape.node import Node, PairDistance, SoftmaxRun, WeightSteps
+from sqrtdk.tracing.tape.node import Node, SoftmaxRun, WeightSteps
 from sqrtdk.tracing.tape.places import Place
 
 _SAFE_SOFTMAX = "aten._safe_softmax"  # only SDPA's unfused path calls it

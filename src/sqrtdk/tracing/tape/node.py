@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from sqrtdk.tracing.records import CallFault, NotAttentionCode, Referable, Stage
+from sqrtdk.tracing.records import CallFault, NotAttentionCode, PairDistance, Referable, Stage
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.places import Place
 
@@ -220,30 +220,6 @@ class Root:
     part: bool = False  # the projection uses one rank's shard of a weight
     multiplied: Multiplied | None = None  # the projection's operands, if the trace keeps them
     lookup: tuple[Node, Tensor] | None = None  # the table and the rows that were read from it, likewise
-
-
-@dataclass(frozen=True, slots=True)
-class PairDistance:
-    """A distance of q and k: |q - k|_order ^ power.
-
-    Attributes:
-        order: p of the p-norm, 2 for the Euclidean norm, 1 for the sum of absolute differences; may be infinite.
-        power: 1, or 2 for a squared distance.
-    """
-
-    order: float
-    power: float
-
-    @property
-    def text(self) -> str:
-        """What stands after |q - k| in a formula: "", "^2", "_1"."""
-        norm = "" if self.order == 2 else f"_{self.order:g}"
-        return norm + ("" if self.power == 1 else f"^{self.power:g}")
-
-    @property
-    def name(self) -> str:
-        """Name of the score that is its negative: "rbf", the exponent of a Gaussian, "laplace" or "distance"."""
-        return {(2.0, 2.0): "rbf", (1.0, 1.0): "laplace"}.get((self.order, self.power), "distance")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
