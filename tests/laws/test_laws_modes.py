@@ -257,7 +257,7 @@ def test_samples_that_see_one_another_are_said_once() -> None:
 
 @pytest.mark.parametrize(("laws", "runs"), [("modes", 2), ("samples", 2), ("samples,modes", 3)])
 def test_the_two_laws_share_their_runs(laws: str, runs: int) -> None:
-    """One sample alone, which both laws look at; the other end of the batch, as the last sample has padding; train mode."""
+    """One sample alone, which both look at; the other end of the batch, as the last sample has padding; train mode."""
     counts = []
     for names in ("finite", laws):
         model, count = Model(), [0]

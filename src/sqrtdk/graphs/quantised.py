@@ -89,7 +89,7 @@ def note_on_dialects(graph: Graph) -> tuple[str, ...]:
     """Return the note that names how a graph is quantised, of the graph as the file has it; () if it is not."""
     ops = [node for node in graph.nodes if node.op in _REWRITES and node.domain in REWRITTEN_DOMAINS]
     held = {node.op for node in ops}
-    found = [name for name, members in _DIALECTS.items() if held & members]
+    found = [name for name, members in _QUANTISED_FORMS.items() if held & members]
     if not found and held & _ON_BOTH_SIDES:
         found = ["QDQ"]
     found += dict.fromkeys(_packed(node) for node in ops if node.op in _PACKED)
@@ -245,7 +245,7 @@ def _gather_blocks(to: Rewriting, node: GraphNode) -> None:
 
 _ON_BOTH_SIDES = frozenset({"QuantizeLinear", "DequantizeLinear"})  # also at the ends of a graph of QOperators
 _PACKED = ("MatMulNBits", "MatMulBnb4", "GatherBlockQuantized")
-_DIALECTS = {
+_QUANTISED_FORMS = {
     "QOperator": frozenset({*_QLINEAR_ROWS, "QLinearConcat"}) - {"MatMulIntegerToFloat", "QAttention"},
     "MatMulInteger": frozenset({
         "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention",
