@@ -15,6 +15,9 @@ from torch import nn
 import sqrtdk
 from sqrtdk.errors import ModelError
 from sqrtdk.graphs import read_onnx
+from sqrtdk.graphs.graph import load_graph
+from sqrtdk.graphs.onnx_source import walkable
+from sqrtdk.messages import Message
 from tests.graphs.computed import ours, theirs
 from tests.graphs.files import MICROSOFT, attention_model, model_of, onnx, write
 from tests.graphs.test_graph_values import model, normal
@@ -121,6 +124,11 @@ OPERATORS: dict[str, tuple[list[Any], dict[str, Array], float]] = {
          make("DequantizeLinear", ["r", "one", "mid"], ["y"])], C | {"to": np.array([2, -1])}, 0.0,
     ),
 }  # fmt: skip
+
+
+def weights_of(path: Path) -> set[str]:
+    """Names of the constants of the graph that is walked."""
+    return {*walkable(load_graph(path)).initializers}
 
 
 @pytest.mark.sampled(6)
@@ -260,6 +268,9 @@ FORMS: dict[str, Callable[[Path, Path], None]] = {
     "FP4": _bnb4(0),
     "NF4": _bnb4(1),
 }
+DIALECTS = {"dynamic": "MatMulInteger", "QDQ": "QDQ", "QOperator": "QOperator",
+            "four bits": "MatMulNBits (4 bits, blocks of 16)", "FP4": "MatMulBnb4 (FP4, blocks of 16)",
+            "NF4": "MatMulBnb4 (NF4, blocks of 16)"}  # fmt: skip
 
 
 @pytest.mark.sampled(6)
@@ -271,9 +282,12 @@ def test_what_the_quantiser_writes(form: str, scale: float, mistake: str | None,
     path = tmp_path / "q.onnx"
     FORMS[form](attention(tmp_path / "f.onnx", scale), path)
     assert any(node.op_type not in ("Identity", "MatMul") for node in onnx.load(path).graph.node)
-    (judged,) = sqrtdk.check(str(path)).calls
+    report = sqrtdk.check(str(path))
+    (judged,) = report.calls
     call = judged.call
     assert judged.mistake == mistake
+    assert Message("graphs.quantised", what=DIALECTS[form.partition(",")[0]]) in report.notes
+    assert sum(name.startswith("layer.0.attn.") and "::" not in name for name in weights_of(path)) == 3
     assert (call.site, call.heads, call.head_dim, call.model_dim, call.key_len) == ("layer.0.attn", H, E, D, L)
     assert call.scale.effective == pytest.approx(scale, rel=0.01)
 

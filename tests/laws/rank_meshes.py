@@ -49,20 +49,33 @@ class Sum(torch.autograd.Function):
 
 
 class GatherOf(torch.autograd.Function):
-    """All parts of a group along the axis of keys; backward sums."""
+    """All parts of a group along an axis; backward sums, and keeps this rank's."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
-        ctx.group = group
+    def forward(ctx: Any, part: Tensor, group: Any, axis: int) -> Tensor:
+        ctx.group, ctx.axis = group, axis
         parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
         dist.all_gather(parts, part.contiguous(), group=group)
-        return torch.cat(parts, 2)
+        return torch.cat(parts, axis)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        grad = grads[0].contiguous()
-        dist.all_reduce(grad, group=ctx.group)
-        return grad.chunk(dist.get_world_size(ctx.group), 2)[dist.get_rank(ctx.group)], None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ShareOf.apply(grads[0], ctx.group, ctx.axis), None, None
+
+
+class ShareOf(torch.autograd.Function):
+    """The sum of the ranks' tensors, of which each keeps its part along an axis; backward gathers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any, axis: int) -> Tensor:
+        ctx.group, ctx.axis = group, axis
+        total = x.contiguous().clone()
+        dist.all_reduce(total, group=group)
+        return total.chunk(dist.get_world_size(group), axis)[dist.get_rank(group)]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return GatherOf.apply(grads[0], ctx.group, ctx.axis), None, None
 
 
 class Block(nn.Module):
@@ -81,7 +94,7 @@ class Block(nn.Module):
         q, k, v = (part(y).unflatten(-1, (-1, DIM)).transpose(1, 2) for part in (self.q, self.k, self.v))
         at = keys = torch.arange(x.shape[1])
         if self.cp is not None:
-            k, v = (GatherOf.apply(t, self.cp) for t in (k, v))
+            k, v = (GatherOf.apply(t, self.cp, 2) for t in (k, v))
             at, keys = at + dist.get_rank(self.cp) * len(at), torch.arange(k.shape[2])
         o = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=at[:, None] >= keys)
         o = self.o(o.transpose(1, 2).flatten(2))
@@ -163,10 +176,12 @@ def by_weights(model: nn.Module, mesh: Any = None) -> None:
     fully_shard(model, mesh=mesh)
 
 
-def by_both(model: nn.Module) -> None:
+def by_both(model: nn.Module) -> Any:
+    """Return the mesh: samples and weights over "dp", heads over "tp"."""
     mesh = init_device_mesh("cpu", (2, ranks()[1] // 2), mesh_dim_names=("dp", "tp"))
     by_heads(model, mesh["tp"])
     by_weights(model, mesh["dp"])
+    return mesh
 
 
 def by_hand(fault: str = "", *, context: bool = False) -> tuple[nn.Module, Any]:

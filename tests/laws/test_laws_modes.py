@@ -255,9 +255,9 @@ def test_samples_that_see_one_another_are_said_once() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("laws", "runs"), [("modes", 2), ("samples", 1), ("samples,modes", 2)])
+@pytest.mark.parametrize(("laws", "runs"), [("modes", 2), ("samples", 2), ("samples,modes", 3)])
 def test_the_two_laws_share_their_runs(laws: str, runs: int) -> None:
-    """One sample alone, which both laws look at; train mode."""
+    """One sample alone, which both look at; the other end of the batch, as the last sample has padding; train mode."""
     counts = []
     for names in ("finite", laws):
         model, count = Model(), [0]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sqrtdk.messages import Message, mentions
 from sqrtdk.monitor.alarms import fresh, holding
 from sqrtdk.monitor.reading import read_run
-from sqrtdk.monitor.samples import Alarm, StepSample
+from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
 from sqrtdk.monitor.watch import Watch
 from sqrtdk.report.watch.fix import alarm_fix, root_alarms, update_before
 from sqrtdk.report.watch.summary import summarise
@@ -117,12 +117,12 @@ def test_the_bar_between_samples_is_what_sampled_steps_explain(
 # -- layers unlike their neighbours ------------------------------------------------------------------------------------
 
 
-def layers(*sizes: float) -> list[object]:
+def layers(*sizes: float) -> list[CallSample]:
     return [call(f"h.{at}", std_logit=size) for at, size in enumerate(sizes)]
 
 
-def of_layers(*samples: list[object]) -> list[tuple[str, str | None, int]]:
-    alarms = [one for one in run(*samples) if one.name == "layer_logits"]  # type: ignore[arg-type]
+def of_layers(*samples: list[CallSample]) -> list[tuple[str, str | None, int]]:
+    alarms = [one for one in run(*samples) if one.name == "layer_logits"]
     return [(one.text.id.rpartition(".")[2], one.site, one.step) for one in alarms if isinstance(one.text, Message)]
 
 
@@ -142,7 +142,7 @@ def test_a_layer_beside_neighbours_whose_logits_vanish_is_not_at_fault() -> None
 
 def test_a_layer_that_became_unlike_its_neighbours_is_not_said_to_be_made_so(tmp_path: Path) -> None:
     summary = summarise(read_run(trained_folder(tmp_path)))
-    (alarm,) = (one for one in run(layers(0.2, 0.3, 0.2), layers(0.2, 60.0, 0.2)) if one.name == "layer_logits")  # type: ignore[arg-type]
+    (alarm,) = (one for one in run(layers(0.2, 0.3, 0.2), layers(0.2, 60.0, 0.2)) if one.name == "layer_logits")
     assert mentions(alarm_fix(replace(summary, alarms=[alarm]), alarm), "runs.fix.layer_became")
 
 

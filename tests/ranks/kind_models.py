@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from sqrtdk.recording import Shard
-from tests.laws.rank_meshes import Copy, Sum, by_heads, by_weights
+from tests.laws.rank_meshes import Copy, GatherOf, ShareOf, Sum, by_both, by_heads, by_weights
 from tests.laws.rank_models import AllToAll, places, ranks
 
 LENGTH, HEADS, DIM, VOCABULARY, LAYERS = 16, 4, 8, 40, 4
@@ -47,36 +47,6 @@ class Turn(torch.autograd.Function):
         return Turn.apply(grads[0], ctx.group, -ctx.by), None, None
 
 
-class Whole(torch.autograd.Function):
-    """The tokens of all ranks; backward sums, and keeps this rank's."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, x.contiguous(), group=group)
-        return torch.cat(parts, 1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return Share.apply(grads[0], ctx.group), None
-
-
-class Share(torch.autograd.Function):
-    """The sum of the ranks' tensors, of which each keeps its tokens; backward gathers."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        total = x.clone()
-        dist.all_reduce(total, group=group)
-        return total.chunk(dist.get_world_size(group), 1)[dist.get_rank(group)]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return Whole.apply(grads[0].contiguous(), ctx.group), None
-
-
 def alone(q: Tensor, k: Tensor, v: Tensor, at: Tensor) -> Tensor:
     return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=at[:, None] >= at)
 
@@ -100,12 +70,12 @@ def all_to_all(q: Tensor, k: Tensor, v: Tensor, at: Tensor) -> Tensor:
     if ranks()[1] == 1:
         return alone(q, k, v, at)
     q, k, v = (AllToAll.apply(x, 1, 2) for x in (q, k, v))
-    return AllToAll.apply(alone(q, k, v, Whole.apply(at[None], dist.group.WORLD)[0]), 2, 1)
+    return AllToAll.apply(alone(q, k, v, GatherOf.apply(at[None], dist.group.WORLD, 1)[0]), 2, 1)
 
 
 def of_gathered(q: Tensor, k: Tensor, v: Tensor, at: Tensor) -> Tensor:
     """Tokens were gathered before, and their places are now."""
-    return alone(q, k, v, Whole.apply(at[None], dist.group.WORLD)[0])
+    return alone(q, k, v, GatherOf.apply(at[None], dist.group.WORLD, 1)[0])
 
 
 class Block(nn.Module):
@@ -195,8 +165,8 @@ def sequence() -> Case:
         return model.eval(), inputs_of(torch.arange(LENGTH))
     model = cut_heads(Model(of_gathered), dist.group.WORLD)
     for layer in model.layers.values():
-        layer.enter = lambda x: Whole.apply(x, dist.group.WORLD)
-        layer.leave = lambda x: Share.apply(x, dist.group.WORLD)
+        layer.enter = lambda x: GatherOf.apply(x, dist.group.WORLD, 1)
+        layer.leave = lambda x: ShareOf.apply(x, dist.group.WORLD, 1)
     return model.eval(), inputs_of(places("whole", rank, size, LENGTH))
 
 
@@ -247,9 +217,7 @@ def tensor_and_ring() -> Case:
 def fsdp2_and_tensor() -> Case:
     size, model, rows = ranks()[1], Model(), slice(0, 4)
     if size > 1:
-        mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("dp", "tp"))
-        by_heads(model, mesh["tp"])
-        by_weights(model, mesh["dp"])
+        mesh = by_both(model)
         rows = slice(2 * mesh["dp"].get_local_rank(), 2 * mesh["dp"].get_local_rank() + 2)
     return model.eval(), inputs_of(torch.arange(LENGTH), rows)
 

@@ -31,6 +31,7 @@ from sqrtdk.graphs.onnx_judge import Arrays, run_exposed
 from sqrtdk.graphs.onnx_source import OnnxSource, walkable
 from sqrtdk.graphs.onnx_walk import attends
 from sqrtdk.graphs.places import GraphModel, is_looked_at, note_on_unread
+from sqrtdk.graphs.quantised import note_on_dialects
 from sqrtdk.messages import Message
 from sqrtdk.models.records import LoadedModel
 from sqrtdk.models.run import call
@@ -81,7 +82,7 @@ def walk_onnx(path: str | os.PathLike[str], config: Any, larger: bool) -> GraphM
     }
     notes: tuple[str, ...] = (shown_sizes(source.sizes),) if source.sizes else ()
     notes += tuple(Message("graphs.mask_of_ones", name=name) for name in source.masks)
-    notes += note_on_unread(walk.unread)
+    notes += (*note_on_dialects(file), *note_on_unread(walk.unread))
     if source.constants.queries:
         notes += (Message("graphs.folded", count=len(source.constants.queries)),)
     loaded = LoadedModel(root, inputs, str(path), "onnx", config, notes=notes, masks=values)
@@ -151,7 +152,9 @@ def open_onnx(path: str | os.PathLike[str], inputs: Mapping[str, Any] | tuple[An
             f"the graph can't be walked on values: {kind_and_text(error)}",
             hint="Leave the inputs out: sqrtdk check reads a graph without values.",
         ) from error
-    loaded = LoadedModel(root, arguments, str(path), "onnx", notes=note_on_unread(source.last.unread))
+    loaded = LoadedModel(
+        root, arguments, str(path), "onnx", notes=(*note_on_dialects(file), *note_on_unread(source.last.unread))
+    )
     outputs = {name: to_tensor(ran[name]) for name in own if isinstance(ran[name], np.ndarray)}
     return OnnxModel(loaded, file, outputs, tuple(source.last.missing), off)
 

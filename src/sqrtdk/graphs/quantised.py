@@ -30,6 +30,7 @@ from sqrtdk.graphs.rewriting import (
     four_bit_floats,
     integers,
 )
+from sqrtdk.messages import Message, joined
 
 
 class _Row(NamedTuple):
@@ -82,6 +83,24 @@ def without_quantisation(graph: Graph) -> Graph:
     taken = {name for node in rewriting.nodes for name in node.inputs}
     nodes = tuple(node for node in rewriting.nodes if node not in rewriting.of_scales or taken & {*node.outputs})
     return replace(graph, nodes=nodes, initializers=rewriting.initializers)
+
+
+def note_on_dialects(graph: Graph) -> tuple[str, ...]:
+    """Return the note that names how a graph is quantised, of the graph as the file has it; () if it is not."""
+    ops = [node for node in graph.nodes if node.op in _REWRITES and node.domain in REWRITTEN_DOMAINS]
+    held = {node.op for node in ops}
+    found = [name for name, members in _QUANTISED_FORMS.items() if held & members]
+    if not found and held & _ON_BOTH_SIDES:
+        found = ["QDQ"]
+    found += dict.fromkeys(_packed(node) for node in ops if node.op in _PACKED)
+    return (Message("graphs.quantised", what=joined(found, "comma")),) if found else ()
+
+
+def _packed(node: GraphNode) -> str:
+    block = int(node.attributes.get("block_size", 32))
+    if node.op == "MatMulBnb4":
+        return f"MatMulBnb4 ({('FP4', 'NF4')[int(node.attributes.get('quant_type', 1)) != 0]}, blocks of {block})"
+    return f"{node.op} ({int(node.attributes.get('bits', 4))} bits, blocks of {block})"
 
 
 def _by_row(to: Rewriting, node: GraphNode) -> None:
@@ -223,6 +242,15 @@ def _gather_blocks(to: Rewriting, node: GraphNode) -> None:
     table = to.floating((node.inputs[0], node.input(2), node.input(3)), axis, block)
     to.add(node, "Gather", (table, node.inputs[1]), {"axis": int(attributes.get("gather_axis", 0))})
 
+
+_ON_BOTH_SIDES = frozenset({"QuantizeLinear", "DequantizeLinear"})  # also at the ends of a graph of QOperators
+_PACKED = ("MatMulNBits", "MatMulBnb4", "GatherBlockQuantized")
+_QUANTISED_FORMS = {
+    "QOperator": frozenset({*_QLINEAR_ROWS, "QLinearConcat"}) - {"MatMulIntegerToFloat", "QAttention"},
+    "MatMulInteger": frozenset({
+        "MatMulInteger", "ConvInteger", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention",
+    }),
+}  # fmt: skip
 
 _REWRITES: dict[str, Callable[[Rewriting, GraphNode], None]] = {
     "QuantizeLinear": _quantize,

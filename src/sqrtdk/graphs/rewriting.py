@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,6 +36,7 @@ _NF4 = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 FOUR_BIT_CODES = (np.array([*_FP4_BY_BITS, *(-x for x in _FP4_BY_BITS)], np.float32), np.array(_NF4, np.float32))
+_QUANTISED_NAME = re.compile(r"_(quantized|quant|Q\d|Bnb4)$")  # what onnxruntime's tools put behind a weight's name
 _MOST_STEPS = 4  # nodes from a product of integers to the last multiplication by its scales
 
 
@@ -163,7 +165,7 @@ class Rewriting:
             key: What it is made from; an equal key gives the same constant again.
         """
         if key not in self._weights:
-            before = name.removesuffix("_quantized").removesuffix("_Q4").removesuffix("_Q8").removesuffix("_quant")
+            before = _QUANTISED_NAME.sub("", name)
             free = before if before not in self.initializers and before not in self.graph.made_by else f"{name}::float"
             self._weights[key] = free if free not in self.initializers else f"{free}::{len(self._weights)}"
             self.initializers[self._weights[key]] = Computed(self._weights[key], tuple(dims), dtype, compute)

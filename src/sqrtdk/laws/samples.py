@@ -272,15 +272,12 @@ def _one_a_sample(single: Tensor, many: Tensor, batch: int) -> bool:
 
 
 def _most_hidden(subject: Subject, batch: int) -> int:
-    """Return the sample with the most padding, because mixed-up masks show there; without padding, one in the middle.
-
-    The first and the last one are those that code reads by a fixed number, as x[0].
-    """
+    """Return the sample with the most padding, because mixed-up masks show there."""
     counts = torch.zeros(batch)
     for mask in mask_inputs(subject):
         if mask.hidden is not None and mask.hidden.shape[0] == batch:
             counts += mask.hidden.sum(1).cpu()
-    return int(counts.argmax()) if counts.any() else batch // 2
+    return int(counts.argmax())
 
 
 def _widened(subject: Subject) -> Subject:

@@ -52,7 +52,11 @@ def layer_logits_alarm(before: Sequence[StepSample], now: StepSample) -> Iterato
         if ratio_then > LARGEST_RATIO:
             text = Message("alarms.layer_logits.unlike", **values, times=_plain(ratio))
         elif size >= LEAST_GROWTH * size_then:
-            then = {"before": step, "value_then": f"{size_then:.3g}", "times_then": _plain(ratio_then)}
+            then: dict[str, str | int] = {
+                "before": step,
+                "value_then": f"{size_then:.3g}",
+                "times_then": _plain(ratio_then),
+            }
             text = Message("alarms.layer_logits.became", **values, times=_plain(ratio), **then)
         else:
             continue
