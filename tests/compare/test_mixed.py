@@ -11,11 +11,11 @@ import torch
 
 from sqrtdk import diff
 from sqrtdk.compare.records import DiffReport
-from sqrtdk.compare.weights.grids import ROW, Grid, groups_of
+from sqrtdk.compare.weights.grids import PER_ROW, Grid, groups_of
 from tests.compare.test_adapted import add, known, merged, said
 from tests.models.adapted import adapter, base_model, written_base
 
-INT4, NF4, INT8 = Grid("int4", groups_of(16)), Grid("nf4", groups_of(16)), Grid("int8", ROW)
+INT4, NF4, INT8 = Grid("int4", groups_of(16)), Grid("nf4", groups_of(16)), Grid("int8", PER_ROW)
 
 
 @pytest.fixture

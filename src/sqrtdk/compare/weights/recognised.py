@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.rounding.precision import rounding_unit, stored_in
-from sqrtdk.compare.weights.grids import CODES, COLUMN, FLOATS, ROW, TENSOR, Grid, Sharing, groups_of, nearest_codes
+from sqrtdk.compare.weights.grids import (
+    CODES,
+    FLOATS,
+    PER_COLUMN,
+    PER_ROW,
+    PER_TENSOR,
+    Grid,
+    Sharing,
+    groups_of,
+    nearest_codes,
+)
 
 _GROUPS = (256, 128, 64, 32, 16)  # entries of a row that share a scale
 _DOWN = (128, 64, 32)  # entries of a column
@@ -35,11 +45,11 @@ _MOST_LEVELS = 255
 def sharings(matrix: Tensor) -> Iterator[Sharing]:
     """Yield the ways in which entries of a matrix may share a scale, the largest groups first."""
     rows, columns = matrix.shape
-    yield TENSOR
+    yield PER_TENSOR
     if rows % _BLOCK == 0 and columns % _BLOCK == 0 and rows * columns > _BLOCK**2:
         yield Sharing(f"blocks of {_BLOCK}", _BLOCK, _BLOCK)
-    yield ROW
-    yield COLUMN
+    yield PER_ROW
+    yield PER_COLUMN
     for size in _GROUPS:
         if matrix.numel() % size == 0 and size != columns:
             yield groups_of(size)
