@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.answers.edited import Edited
-from sqrtdk.compare.weights.grids import PER_ROW, PER_TENSOR, Grid, groups_of
+from sqrtdk.compare.weights.grids import PER_ROW, PER_TENSOR, Grid, sharing_by
 
 Round = Callable[[Tensor], Tensor]
 
@@ -83,7 +83,7 @@ def _on_grid(grid: Grid, scales: torch.dtype | None = torch.float16) -> Round:
 
 
 _HALF = _to(torch.float16)
-INT8_ROWS, INT8, INT4 = Grid("int8", PER_ROW), Grid("int8", groups_of(32)), Grid("int4", groups_of(32))
+INT8_ROWS, INT8, INT4 = Grid("int8", PER_ROW), Grid("int8", sharing_by(32)), Grid("int4", sharing_by(32))
 Q4_0, FP8 = replace(INT4, zero="signed scales"), Grid("fp8 e4m3", PER_TENSOR)
 _ROWS, _EIGHT_BITS, _FP8 = _on_grid(INT8_ROWS), _on_grid(INT8), _on_grid(FP8, None)
 ROUNDINGS = (

@@ -55,7 +55,7 @@ class Sharing:
         """Return the entries group by group, (groups, entries).
 
         Example:
-            >>> groups_of(2).groups(torch.arange(4.0).view(1, 4)).tolist()
+            >>> sharing_by(2).groups(torch.arange(4.0).view(1, 4)).tolist()
             [[0.0, 1.0], [2.0, 3.0]]
         """
         p, q = self._sizes(matrix)
@@ -90,7 +90,7 @@ PER_ROW = Sharing("a scale a row", 1, 0)
 PER_COLUMN = Sharing("a scale a column", 0, 1)
 
 
-def groups_of(size: int, *, down: bool = False, apart: bool = False) -> Sharing:
+def sharing_by(size: int, *, down: bool = False, apart: bool = False) -> Sharing:
     """Return the sharing of groups of entries of a row; or, `down`, of a column; or of one with its rows `apart`."""
     if apart:
         return Sharing(f"groups of {size} across the outputs", size, 1, apart=True)

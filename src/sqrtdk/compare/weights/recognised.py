@@ -23,8 +23,8 @@ from sqrtdk.compare.weights.grids import (
     PER_TENSOR,
     Grid,
     Sharing,
-    groups_of,
     nearest_codes,
+    sharing_by,
 )
 
 _GROUPS = (256, 128, 64, 32, 16)  # entries of a row that share a scale
@@ -37,7 +37,7 @@ _FINE = 2.0**-11  # coarser numbers show no offsets
 _TOLERANCE = 2.0**-8  # of a step, beside the rounding of the values
 _BY_CHANCE, _BY_CHANCE_OF_MANY = 1e-6, 1e-3  # a format that fits a group by chance with more probability is none
 _MANY = 16  # groups, which all must fit
-_FEW = 4  # groups that are looked at first
+_GROUPS_AT_FIRST = 4  # groups that are looked at first
 _FITTING = 0.995  # share of the groups; the rest may have few values
 _MOST_LEVELS = 255
 
@@ -52,11 +52,11 @@ def sharings(matrix: Tensor) -> Iterator[Sharing]:
     yield PER_COLUMN
     for size in _GROUPS:
         if matrix.numel() % size == 0 and size != columns:
-            yield groups_of(size)
+            yield sharing_by(size)
     for size in _DOWN:
         if rows % size == 0 and size != rows:
-            yield groups_of(size, down=True)
-            yield groups_of(size, apart=True)
+            yield sharing_by(size, down=True)
+            yield sharing_by(size, apart=True)
 
 
 def grid_of(matrix: Tensor, first: Sequence[Sharing] = (), *, alone: bool = False) -> Grid | None:
@@ -150,7 +150,7 @@ def _bits(span: int) -> int:
 
 def _levels_of_all(groups: Tensor, most: Tensor, unit: float) -> Tensor | None:
     """Return the levels of all groups, some 0; None if too many have none. A few groups turn most matrices away."""
-    some = len(groups) if len(groups) < 2 * _FEW else _FEW
+    some = len(groups) if len(groups) < 2 * _GROUPS_AT_FIRST else _GROUPS_AT_FIRST
     levels = levels_of(groups[:some], most[:some], unit, len(groups))
     if some < len(groups) and bool((levels > 0).any()):
         levels = levels_of(groups, most, unit, len(groups))
