@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sqrtdk import diff
 from sqrtdk.compare.records import DiffReport
-from sqrtdk.compare.weights.grids import CODES, ROW, Grid, groups_of
+from sqrtdk.compare.weights.grids import CODES, PER_ROW, Grid, sharing_by
 from sqrtdk.compare.weights.recognised import grid_of
 from sqrtdk.compare.weights.records import KnownChanges
 
@@ -67,15 +67,15 @@ def to(grid: Grid) -> Round:
     return lambda weight: grid.rounded(weight, torch.float16)
 
 
-INT8_ROWS, Q4_0 = to(Grid("int8", ROW)), to(Grid("int4", groups_of(32), "signed scales"))
+INT8_ROWS, Q4_0 = to(Grid("int8", PER_ROW)), to(Grid("int4", sharing_by(32), "signed scales"))
 ROUNDINGS: dict[str, Round] = {
     "int8, a scale a row": INT8_ROWS,
     "int8, a scale a tensor": lambda x: (x / (x.abs().amax() / 127)).round() * (x.abs().amax() / 127),
-    "int8, groups of 32": to(Grid("int8", groups_of(32))),
-    "int4, groups of 32": to(Grid("int4", groups_of(32))),
+    "int8, groups of 32": to(Grid("int8", sharing_by(32))),
+    "int4, groups of 32": to(Grid("int4", sharing_by(32))),
     "int4, groups of 32, signed scales": Q4_0,
     "int4, groups of 32, zero points": zero_points,
-    "int4, groups of 32 along the outputs": to(Grid("int4", groups_of(32, down=True))),
+    "int4, groups of 32 along the outputs": to(Grid("int4", sharing_by(32, down=True))),
     "nf4, a scale a row": nf4,
     "fp8 e4m3, a scale a tensor": fp8,
 }

@@ -11,11 +11,11 @@ import torch
 
 from sqrtdk import diff
 from sqrtdk.compare.records import DiffReport
-from sqrtdk.compare.weights.grids import ROW, Grid, groups_of
+from sqrtdk.compare.weights.grids import PER_ROW, Grid, sharing_by
 from tests.compare.test_adapted import add, known, merged, said
 from tests.models.adapted import adapter, base_model, written_base
 
-INT4, NF4, INT8 = Grid("int4", groups_of(16)), Grid("nf4", groups_of(16)), Grid("int8", ROW)
+INT4, NF4, INT8 = Grid("int4", sharing_by(16)), Grid("nf4", sharing_by(16)), Grid("int8", PER_ROW)
 
 
 @pytest.fixture
@@ -83,10 +83,8 @@ def test_a_wrong_share_is_named_under_the_rounding(home: Path, times: float, nam
 
 
 def test_an_update_far_below_a_step_is_not_decided(home: Path) -> None:
-    for times in (0, 1):
-        model = rounded(
-            merged(home, lambda w, name, x, times=times: add(times / 1000)(w, name, x), lora_alpha=8 / 1000)
-        )  # type: ignore[misc]
+    for times in (0.0, 1.0):
+        model = rounded(merged(home, add(times / 1000), lora_alpha=8 / 1000))
         report = compared(home / "lora", model)
         found = known(report)
         assert (report.same, report.exit_code, len(found.undecided)) == (None, 0, 4)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.answers.edited import Edited
-from sqrtdk.compare.weights.grids import ROW, TENSOR, Grid, groups_of
+from sqrtdk.compare.weights.grids import PER_ROW, PER_TENSOR, Grid, sharing_by
 
 Round = Callable[[Tensor], Tensor]
 
@@ -76,15 +76,15 @@ def _on_grid(grid: Grid, scales: torch.dtype | None = torch.float16) -> Round:
 
     def rounded(values: Tensor) -> Tensor:
         if grid.sharing.columns and values.shape[-1] % grid.sharing.columns:
-            return values if grid.zero == "signed scales" else replace(grid, sharing=ROW).rounded(values, scales)
+            return values if grid.zero == "signed scales" else replace(grid, sharing=PER_ROW).rounded(values, scales)
         return grid.rounded(values, scales)
 
     return rounded
 
 
 _HALF = _to(torch.float16)
-INT8_ROWS, INT8, INT4 = Grid("int8", ROW), Grid("int8", groups_of(32)), Grid("int4", groups_of(32))
-Q4_0, FP8 = replace(INT4, zero="signed scales"), Grid("fp8 e4m3", TENSOR)
+INT8_ROWS, INT8, INT4 = Grid("int8", PER_ROW), Grid("int8", sharing_by(32)), Grid("int4", sharing_by(32))
+Q4_0, FP8 = replace(INT4, zero="signed scales"), Grid("fp8 e4m3", PER_TENSOR)
 _ROWS, _EIGHT_BITS, _FP8 = _on_grid(INT8_ROWS), _on_grid(INT8), _on_grid(FP8, None)
 ROUNDINGS = (
     Rounding("float32", _same, _nearly),

@@ -26,7 +26,7 @@ from sqrtdk.models.memory import available_memory, model_bytes, require_memory
 from sqrtdk.models.packed import dequantised_state, packing_of
 
 GENERATION = "generation_config.json"
-_QUANTISED = "premises.config.quantization"
+_QUANTISED_CONFIG = "premises.config.quantization"
 _ABSENT_WEIGHTS_MESSAGE = "premises.weights.absent"
 
 # transformers' auto classes in the order in which they are searched for an architecture; AutoModel is the fallback.
@@ -181,11 +181,11 @@ def build_model(
     notes += [note] if note else []
     if (home / GENERATION).is_file():
         read_json(home / GENERATION)
-    quantised = any(id_of(note) == _QUANTISED for note in notes)
+    quantised = any(id_of(note) == _QUANTISED_CONFIG for note in notes)
     files = [] if static or alone else weight_files(home, quantised=quantised)
     packing = packing_of(home) if files else None
     if packing is not None:
-        notes = [note for note in notes if id_of(note) != _QUANTISED]
+        notes = [note for note in notes if id_of(note) != _QUANTISED_CONFIG]
         notes.append(Message("premises.weights.dequantised", method=repr(packing.method)))
         dtype = dtype or torch.float32  # what is dequantised fits no coarser dtype
     if device_map is not None and not files and not static:

@@ -50,13 +50,15 @@ def unpacked(words: Tensor, bits: int, along: int) -> Tensor:
         return unpacked(words.mT, bits, 1).mT
     if _WORD_BITS % bits == 0:
         shifts = torch.arange(0, _WORD_BITS, bits, dtype=torch.int32)
-        return (words[..., None] >> shifts & (2**bits - 1)).flatten(1)
+        numbers: Tensor = words[..., None] >> shifts & (2**bits - 1)
+        return numbers.flatten(1)
     # 3 words hold 32 numbers of 3 bits
     parts = functional.pad(words, (0, -words.shape[1] % bits)).reshape(words.shape[0], -1, bits).long() & _WORD
     starts = torch.arange(0, _WORD_BITS * bits, bits)
     first, shift = starts // _WORD_BITS, starts % _WORD_BITS
     following = parts[..., (first + 1).clamp(max=bits - 1)]
-    return ((parts[..., first] >> shift | following << (_WORD_BITS - shift)) & (2**bits - 1)).flatten(1)
+    numbers = (parts[..., first] >> shift | following << (_WORD_BITS - shift)) & (2**bits - 1)
+    return numbers.flatten(1)
 
 
 def _stacked(words: Tensor, bits: int, *, lowest_first: bool) -> Tensor:

@@ -55,7 +55,7 @@ class Sharing:
         """Return the entries group by group, (groups, entries).
 
         Example:
-            >>> groups_of(2).groups(torch.arange(4.0).view(1, 4)).tolist()
+            >>> sharing_by(2).groups(torch.arange(4.0).view(1, 4)).tolist()
             [[0.0, 1.0], [2.0, 3.0]]
         """
         p, q = self._sizes(matrix)
@@ -85,12 +85,12 @@ class Sharing:
         return self.rows or matrix.shape[0], self.columns or matrix.shape[1]
 
 
-TENSOR = Sharing("a scale a tensor", 0, 0)
-ROW = Sharing("a scale a row", 1, 0)
-COLUMN = Sharing("a scale a column", 0, 1)
+PER_TENSOR = Sharing("a scale a tensor", 0, 0)
+PER_ROW = Sharing("a scale a row", 1, 0)
+PER_COLUMN = Sharing("a scale a column", 0, 1)
 
 
-def groups_of(size: int, *, down: bool = False, apart: bool = False) -> Sharing:
+def sharing_by(size: int, *, down: bool = False, apart: bool = False) -> Sharing:
     """Return the sharing of groups of entries of a row; or, `down`, of a column; or of one with its rows `apart`."""
     if apart:
         return Sharing(f"groups of {size} across the outputs", size, 1, apart=True)
@@ -126,7 +126,7 @@ class Grid:
         """Return the scales of groups, (groups, 1), by each rule in use for the format, the usual one first.
 
         Example:
-            >>> [scale.item() for scale in Grid("int4", ROW).scales(torch.tensor([[7.5, 1.0]]))]
+            >>> [scale.item() for scale in Grid("int4", PER_ROW).scales(torch.tensor([[7.5, 1.0]]))]
             [1.0714285373687744, 1.0]
         """
         most = groups.abs().amax(1, keepdim=True)
@@ -168,7 +168,7 @@ class Grid:
             stored: Dtype in which the scales are kept; None for that of the computation.
 
         Example:
-            >>> Grid("int8", ROW).rounded(torch.tensor([[1.0, 0.5, -0.3]]), torch.float16)
+            >>> Grid("int8", PER_ROW).rounded(torch.tensor([[1.0, 0.5, -0.3]]), torch.float16)
             tensor([[ 0.9999,  0.5039, -0.2992]])
         """
         matrix = values.reshape(-1, values.shape[-1])
@@ -197,24 +197,29 @@ def nearest_codes(shares: Tensor, codes: tuple[float, ...]) -> tuple[Tensor, Ten
 
 
 def _largest(groups: Tensor, bits: int) -> Tensor:
-    return groups.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+    scales: Tensor = groups.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+    return scales
 
 
 def _half_more(groups: Tensor, bits: int) -> Tensor:
-    return groups.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 0.5)
+    scales: Tensor = groups.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 0.5)
+    return scales
 
 
 def _signed(groups: Tensor, bits: int) -> Tensor:
-    return groups.gather(1, groups.abs().argmax(1, keepdim=True)) / -(2 ** (bits - 1))
+    scales: Tensor = groups.gather(1, groups.abs().argmax(1, keepdim=True)) / -(2 ** (bits - 1))
+    return scales
 
 
 def _range_with_zero(groups: Tensor, bits: int) -> Tensor:
     low, high = groups.amin(1, keepdim=True).clamp(max=0.0), groups.amax(1, keepdim=True).clamp(min=0.0)
-    return (high - low) / (2**bits - 1)
+    scales: Tensor = (high - low) / (2**bits - 1)
+    return scales
 
 
 def _range(groups: Tensor, bits: int) -> Tensor:
-    return (groups.amax(1, keepdim=True) - groups.amin(1, keepdim=True)) / (2**bits - 1)
+    scales: Tensor = (groups.amax(1, keepdim=True) - groups.amin(1, keepdim=True)) / (2**bits - 1)
+    return scales
 
 
 _INTEGER_SCALES: Mapping[str, tuple[Callable[[Tensor, int], Tensor], ...]] = {

@@ -136,8 +136,9 @@ def _with_roundings(
         name = "adapter_not_loaded" if "none" in codes else "adapter_factor"
         faults = (WeightFault(name, tuple(adapted), found.share, codes=codes), *faults)
     before = KnownChanges(side=side) if known is None else known
-    every = {"changes": (*before.changes, *changes), "faults": (*before.faults, *faults)}
-    return replace(before, **every, coarse=coarse, undecided=undecided), [*taken, *found.roundings]
+    changes, faults = (*before.changes, *changes), (*before.faults, *faults)
+    both = replace(before, changes=changes, faults=faults, coarse=coarse, undecided=undecided)
+    return both, [*taken, *found.roundings]
 
 
 def _of_products(

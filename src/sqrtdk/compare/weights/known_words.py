@@ -35,9 +35,7 @@ def known_sentences(known: KnownChanges | None) -> list[Message]:
         if right:
             sentences.append(_change(change, right, known))
     if known.undecided:
-        sentences.append(
-            Message("compare.known.adapter_undecided", where=places(known.undecided), count=len(known.undecided))
-        )
+        sentences.append(Message("compare.known.adapter_undecided", where=places(known.undecided)))
     # a weight with an adapter and a rounding is there twice, each time with both
     each = dict(cost for change in known.changes for cost in change.costs)
     costs = sorted(each.items(), key=lambda item: -item[1])

@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from sqrtdk.compare.rounding.precision import rounding_unit, stored_in
-from sqrtdk.compare.weights.grids import CODES, COLUMN, FLOATS, ROW, TENSOR, Grid, Sharing, groups_of, nearest_codes
+from sqrtdk.compare.weights.grids import (
+    CODES,
+    FLOATS,
+    PER_COLUMN,
+    PER_ROW,
+    PER_TENSOR,
+    Grid,
+    Sharing,
+    nearest_codes,
+    sharing_by,
+)
 
 _GROUPS = (256, 128, 64, 32, 16)  # entries of a row that share a scale
 _DOWN = (128, 64, 32)  # entries of a column
@@ -27,7 +37,7 @@ _FINE = 2.0**-11  # coarser numbers show no offsets
 _TOLERANCE = 2.0**-8  # of a step, beside the rounding of the values
 _BY_CHANCE, _BY_CHANCE_OF_MANY = 1e-6, 1e-3  # a format that fits a group by chance with more probability is none
 _MANY = 16  # groups, which all must fit
-_FEW = 4  # groups that are looked at first
+_GROUPS_AT_FIRST = 4  # groups that are looked at first
 _FITTING = 0.995  # share of the groups; the rest may have few values
 _MOST_LEVELS = 255
 
@@ -35,18 +45,18 @@ _MOST_LEVELS = 255
 def sharings(matrix: Tensor) -> Iterator[Sharing]:
     """Yield the ways in which entries of a matrix may share a scale, the largest groups first."""
     rows, columns = matrix.shape
-    yield TENSOR
+    yield PER_TENSOR
     if rows % _BLOCK == 0 and columns % _BLOCK == 0 and rows * columns > _BLOCK**2:
         yield Sharing(f"blocks of {_BLOCK}", _BLOCK, _BLOCK)
-    yield ROW
-    yield COLUMN
+    yield PER_ROW
+    yield PER_COLUMN
     for size in _GROUPS:
         if matrix.numel() % size == 0 and size != columns:
-            yield groups_of(size)
+            yield sharing_by(size)
     for size in _DOWN:
         if rows % size == 0 and size != rows:
-            yield groups_of(size, down=True)
-            yield groups_of(size, apart=True)
+            yield sharing_by(size, down=True)
+            yield sharing_by(size, apart=True)
 
 
 def grid_of(matrix: Tensor, first: Sequence[Sharing] = (), *, alone: bool = False) -> Grid | None:
@@ -140,7 +150,7 @@ def _bits(span: int) -> int:
 
 def _levels_of_all(groups: Tensor, most: Tensor, unit: float) -> Tensor | None:
     """Return the levels of all groups, some 0; None if too many have none. A few groups turn most matrices away."""
-    some = len(groups) if len(groups) < 2 * _FEW else _FEW
+    some = len(groups) if len(groups) < 2 * _GROUPS_AT_FIRST else _GROUPS_AT_FIRST
     levels = levels_of(groups[:some], most[:some], unit, len(groups))
     if some < len(groups) and bool((levels > 0).any()):
         levels = levels_of(groups, most, unit, len(groups))

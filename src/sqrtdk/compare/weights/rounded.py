@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sqrtdk.compare.weights.grids import CODES, ROW, Grid, Sharing
+from sqrtdk.compare.weights.grids import CODES, PER_ROW, Grid, Sharing
 from sqrtdk.compare.weights.recognised import grid_of
 
 _NEAREST_STEPS = 0.34  # steps: the root mean square of rounding to nearest is 0.29
@@ -92,7 +92,7 @@ def found_roundings(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[st
     for name, one in found.items():
         # groups of 64 in a row of 64 are those of the other layers, whose rows are longer
         grouped = sizes.get((one.grid.form, one.grid.zero, a[name].shape[1]))
-        if one.grid.sharing == ROW and grouped is not None:
+        if one.grid.sharing == PER_ROW and grouped is not None:
             found[name] = replace(one, grid=grouped)
     return found
 
