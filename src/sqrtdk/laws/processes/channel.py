@@ -48,10 +48,10 @@ class ChildProcess:
         """
         out = self._process.stdout
         assert out is not None
-        lines: queue.Queue[str] = queue.Queue()  # `select` takes no pipe on Windows
-        threading.Thread(target=lambda: lines.put(out.readline()), daemon=True).start()
+        said: queue.Queue[str] = queue.Queue()  # `select` takes no pipe on Windows
+        threading.Thread(target=lambda: said.put(out.readline()), daemon=True).start()
         try:
-            line = lines.get(timeout=self._seconds).strip()
+            line = said.get(timeout=self._seconds).strip()
         except queue.Empty:
             raise NotAsked(Message("laws.ranks.child_late", seconds=f"{self._seconds:g}")) from None
         if line == "answer":
