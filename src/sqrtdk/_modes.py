@@ -127,6 +127,11 @@ def default_device() -> torch.device:
     return devices[-1] if devices else torch.get_default_device()
 
 
+def accelerator() -> torch.device | None:
+    """Return torch's accelerator, None where there is none; torch 2.6 raises there."""
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+
+
 @contextmanager
 def eager_compiler() -> Iterator[None]:
     """Makes compiled functions run their Python code until the last open trace of all threads ends.

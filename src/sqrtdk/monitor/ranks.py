@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sqrtdk._modes import accelerator
 from sqrtdk.errors import InvalidTypeError, InvalidValueError, OutputError, SqrtdkError, add_note, kind_and_text
 from sqrtdk.messages import Message
 from sqrtdk.monitor.packed import HEAD, Head, PackedStep, StepLayout, pack_step, unpack_step
@@ -238,10 +239,10 @@ def _gather(every: Tensor, own: Tensor, group: Any) -> None:
 def _device(group: Any) -> torch.device:
     """Return the device of the group's collectives."""
     backend = str(dist.get_backend(group))
-    accelerator = torch.accelerator.current_accelerator()
-    if "gloo" in backend or "mpi" in backend or accelerator is None:
+    device = accelerator()
+    if "gloo" in backend or "mpi" in backend or device is None:
         return torch.device("cpu")
-    return torch.device(accelerator.type, torch.accelerator.current_device_index())
+    return torch.device(device.type, torch.accelerator.current_device_index())
 
 
 def _heads(rows: Tensor) -> Sequence[Sequence[float]]:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from sqrtdk._modes import accelerator
 from sqrtdk.errors import INTERRUPTS, ModelError, SqrtdkError, kind_and_text, said_by
 from sqrtdk.messages import Message
 
@@ -176,8 +177,7 @@ def started(seconds: float = WAIT_SECONDS) -> Iterator[RankGroup | None]:
     if not dist.is_available() or dist.is_initialized() or "RANK" not in os.environ or size in ("", "1"):
         yield world(seconds)
         return
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is not None:
+    if accelerator() is not None:
         torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group(timeout=timedelta(seconds=seconds))  # gloo for the CPU, the device's own for the rest
     try:
