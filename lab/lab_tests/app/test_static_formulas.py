@@ -105,7 +105,7 @@ def test_tails_of_the_products(formula: Formula) -> None:
 
 
 def test_density_of_the_logits(formula: Formula) -> None:
-    ends = [(-1.0, 1.0), (0.0, 0.5), (2.0, 2.5), (-3.0, -2.0), (-1.0, 0.0), (6.0, 7.0)]
+    ends = [(-1.0, 1.0), (-1.0, 2.0), (0.0, 0.5), (2.0, 2.5), (-3.0, -2.0), (-1.0, 0.0), (6.0, 7.0)]
     grid = [
         (d, unit, unit * math.sqrt(d) * a, unit * math.sqrt(d) * b)
         for d in DIMS
