@@ -31,6 +31,7 @@ class HtmlPage(HTMLParser):
         self._open = tag
         if tag == "tr":
             self.rows.append([])
+            self._cell = False
         if tag in ("th", "td"):
             self.rows[-1].append("")
             self._cell = True

@@ -80,8 +80,8 @@ const pieces = (() => {
       ramp(html("canvas", { class: "ramp", "aria-hidden": "true" }), width, 12),
       scale.above ? end(scale.high, 3) : end(most, 4),
     ];
-    for (const [side, value] of [["below", least], ["above", most]]) if (scale[side]) {
-      const words = say(`${side}_scale`, { value: show(value, unit, 4) });
+    for (const [side, value, key] of [["below", least, "below_scale"], ["above", most, "above_scale"]]) if (scale[side]) {
+      const words = say(key, { value: show(value, unit, 4) });
       // a small map has room for the number alone
       parts.push(html("span", { class: `beyond-${side}`, title: words }, width < 100 ? show(value, unit, 4) : words));
     }
