@@ -112,31 +112,9 @@ def kept_apart(models: Sequence[str], check: Callable[[Kept], int]) -> int:
         check: Checks the models that `Kept` does not have yet, writes the report and returns the exit code. In the
             child this function returns what it returns, and the program ends as it always does.
     """
-    if sys.platform == "win32" or not is_program():  # it has no fork; callers in Python may have threads
-        return check(NOTHING_KEPT)
-    folder, parent, stopped = Path(tempfile.mkdtemp(prefix="sqrtdk-")), os.getpid(), False
-    try:
-        while True:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            child = os.fork()
-            if not child:
-                return check(Kept(folder))
-            status = _waited(child, folder)
-            number = _died_at(folder)
-            if (folder / _QUIT).is_file():
-                return INTERRUPTED
-            if number is None or stopped:
-                return status if status >= 0 else 128 - status
-            stopped = (folder / _STOP).is_file()  # then the next child reports, and checks nothing
-            if not stopped:
-                name = models[number - 1]
-                tell_reader(Message("progress.not_checked", file=plain(name)))
-                fail(_end_of(name, status))
-                (folder / f"{number}.lost").write_text(str(status))
-    finally:
-        if os.getpid() == parent:
-            shutil.rmtree(folder, ignore_errors=True)
+    if sys.platform != "win32" and is_program():  # Windows has no fork; callers in Python may have threads
+        return _in_children(models, check)
+    return check(NOTHING_KEPT)
 
 
 def _died_at(folder: Path) -> int | None:
@@ -154,6 +132,31 @@ def exit_code(code: int, kept: Kept) -> int:
 
 
 if sys.platform != "win32":
+
+    def _in_children(models: Sequence[str], check: Callable[[Kept], int]) -> int:
+        folder, parent, stopped = Path(tempfile.mkdtemp(prefix="sqrtdk-")), os.getpid(), False
+        try:
+            while True:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                child = os.fork()
+                if not child:
+                    return check(Kept(folder))
+                status = _waited(child, folder)
+                number = _died_at(folder)
+                if (folder / _QUIT).is_file():
+                    return INTERRUPTED
+                if number is None or stopped:
+                    return status if status >= 0 else 128 - status
+                stopped = (folder / _STOP).is_file()  # then the next child reports, and checks nothing
+                if not stopped:
+                    name = models[number - 1]
+                    tell_reader(Message("progress.not_checked", file=plain(name)))
+                    fail(_end_of(name, status))
+                    (folder / f"{number}.lost").write_text(str(status))
+        finally:
+            if os.getpid() == parent:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _waited(child: int, folder: Path) -> int:
         """Wait for a child, and return its exit code, negative for a signal.

@@ -94,7 +94,7 @@ def _unblocked(graph: Graph, name: str, dims: tuple[int, ...], size: int) -> np.
     array, (rows, columns, *window) = np.asarray(graph.array(name)), dims
     if columns % size:
         return np.moveaxis(array.reshape(rows // size, columns, *window, size), -1, 1).reshape(dims)
-    blocks = array.reshape(rows // size, columns // size, *window, size, size)
+    blocks: np.ndarray[Any, Any] = array.reshape(rows // size, columns // size, *window, size, size)
     return blocks.transpose(0, 5, 1, 4, 2, 3).reshape(dims)
 
 

@@ -45,7 +45,7 @@ _SHORT = {"query": "q", "key": "k", "value": "v"}
 _LEAVE_GRAPH = (Tensor.detach, torch.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
 _NESTED, _NUMBERS = (tuple, list, dict), (int, float, str, type(None))
 _RESCALED = ("Div", "Mul", "Bmm")  # of nodes: out / e.sum(-1, keepdim=True), or times its inverse
-_ROUNDINGS = 4.0  # roundings by which a value and its copy in the trace may differ: a factor sqrt(scale) on and off
+_COPY_ROUNDINGS = 4.0  # roundings by which a value and its copy in the trace may differ: a factor sqrt(scale) on and off
 
 
 def edge_of(tensor: Tensor) -> Edge:
@@ -339,7 +339,7 @@ def _near(one: Tensor, other: Tensor) -> bool:
     """Return False for two numbers that `_close` would tell apart; it takes no operation on tensors."""
     a, b = float(one), float(other)
     limits = max((torch.finfo(one.dtype), torch.finfo(other.dtype)), key=lambda limits: limits.eps)
-    return not abs(a - b) > (_ROUNDINGS + 1) * limits.eps * max(abs(a), abs(b)) + 2 * limits.tiny
+    return not abs(a - b) > (_COPY_ROUNDINGS + 1) * limits.eps * max(abs(a), abs(b)) + 2 * limits.tiny
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
@@ -347,7 +347,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
     dtype = one.dtype if torch.finfo(one.dtype).bits == least else other.dtype
     one, other = one.to(dtype), other.to(dtype)
     return torch.equal(one, other) or torch.allclose(
-        one, other, rtol=_ROUNDINGS * torch.finfo(dtype).eps, atol=torch.finfo(dtype).tiny, equal_nan=True
+        one, other, rtol=_COPY_ROUNDINGS * torch.finfo(dtype).eps, atol=torch.finfo(dtype).tiny, equal_nan=True
     )
 
 

@@ -139,8 +139,9 @@ def call_of_reading(
 def _score(reading: Reading, content: Sequence[Bias]) -> str:
     if reading.distance is not None:
         # torch.cdist(q, k) ** 2
-        powers = (step.exponent for step in itertools.takewhile(lambda step: isinstance(step, Power), reading.steps))
-        return replace(reading.distance, power=reading.distance.power * math.prod(powers)).name
+        first = itertools.takewhile(lambda step: isinstance(step, Power), reading.steps)
+        power = math.prod(step.exponent for step in first if isinstance(step, Power))
+        return replace(reading.distance, power=reading.distance.power * power).name
     if content:
         return content[0].name
     # F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT is the cosine of q and k.
