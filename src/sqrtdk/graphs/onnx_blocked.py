@@ -92,10 +92,13 @@ def _plain_conv(graph: Graph, node: GraphNode, size: int, initializers: dict[str
 def _unblocked(graph: Graph, name: str, dims: tuple[int, ...], size: int) -> np.ndarray[Any, Any]:
     """Return a weight (O, I, H, W) from its blocks."""
     array, (rows, columns, *window) = np.asarray(graph.array(name)), dims
+    whole: np.ndarray[Any, Any]
     if columns % size:
-        return np.moveaxis(array.reshape(rows // size, columns, *window, size), -1, 1).reshape(dims)
-    blocks: np.ndarray[Any, Any] = array.reshape(rows // size, columns // size, *window, size, size)
-    return blocks.transpose(0, 5, 1, 4, 2, 3).reshape(dims)
+        whole = np.moveaxis(array.reshape(rows // size, columns, *window, size), -1, 1).reshape(dims)
+    else:
+        blocks = array.reshape(rows // size, columns // size, *window, size, size)
+        whole = blocks.transpose(0, 5, 1, 4, 2, 3).reshape(dims)
+    return whole
 
 
 def _reorder_input(step: OnnxStep) -> Tensor:

@@ -45,7 +45,7 @@ _SHORT = {"query": "q", "key": "k", "value": "v"}
 _LEAVE_GRAPH = (Tensor.detach, torch.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
 _NESTED, _NUMBERS = (tuple, list, dict), (int, float, str, type(None))
 _RESCALED = ("Div", "Mul", "Bmm")  # of nodes: out / e.sum(-1, keepdim=True), or times its inverse
-_COPY_ROUNDINGS = 4.0  # roundings by which a value and its copy in the trace may differ: a factor sqrt(scale) on and off
+_COPY_ROUNDINGS = 4.0  # by which a value and its copy in the trace may differ: a factor sqrt(scale) on and off
 
 
 def edge_of(tensor: Tensor) -> Edge:
