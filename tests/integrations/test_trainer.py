@@ -88,7 +88,7 @@ def test_the_learning_rate_is_recorded_and_one_that_is_far_too_high_is_named(tmp
     assert read_run(tmp_path / "run").steps["learning_rate"].to_pylist() == [10.0, 5.0]
     run = summarise(read_run(tmp_path / "run"))
     head = run_headline(run)
-    assert "(learning rate 10)" in head.text.en
+    assert head.text.en.startswith("Step 1, with a learning rate of 10, moved")
     assert head.fix.startswith("lower the learning rate first, from 10 to about 0.000")
     assert run.updates["relative_step"][1][0] > 100
 

@@ -26,8 +26,8 @@ def to_html(several: SeveralReport, language: Choice = "auto") -> str:
         A complete HTML document.
 
     Example:
-        >>> page = to_html(SeveralReport((CheckedModel("<b>", error="no such file"),)))
-        >>> "<b>" in page, "&lt;b&gt;" in page
+        >>> page = to_html(SeveralReport((CheckedModel("<mine>", error="no such file"),)))
+        >>> "<mine>" in page, "&lt;mine&gt;" in page
         (False, True)
     """
     worst = next(iter(several.by_outcome), "passed")
