@@ -64,7 +64,7 @@ KNOWN: dict[str, tuple[Score, str, str]] = {  # the score as code, its name, the
         "softmax(additive(q, k))",
     ),
     "mlp": (lambda m, q, k: m.mlp(beside(q, k)).squeeze(-1), "additive", "softmax(additive(q, k))"),
-    "rbf": (lambda m, q, k: -(torch.cdist(q, k) ** 2) * 0.5, "rbf", "softmax(-0.5 * |q - k|^2)"),
+    "rbf": (lambda m, q, k: -(torch.cdist(q, k) ** 2) * 0.5, "distance", "softmax(-0.5 * |q - k|^2)"),
     "distance": (lambda m, q, k: -torch.cdist(q, k), "distance", "softmax(-1 * |q - k|)"),
     "laplace": (lambda m, q, k: -torch.cdist(q, k, p=1) * 0.5, "laplace", LAPLACE),
     "laplace, by hand": (lambda m, q, k: -apart(q, k).abs().sum(-1) / 2, "laplace", LAPLACE),

@@ -175,7 +175,7 @@ def test_a_mask_of_windows_has_no_shape() -> None:
 def test_a_distance_is_named(name: str, device: str) -> None:
     attend, formula = others.DISTANCES[name]
     call = record(attend, device=device)
-    assert (call.score, call.formula) == ("rbf" if "|^2" in formula else "distance", formula)
+    assert (call.score, call.formula) == ("distance", formula)
     assert call.scale.effective is None
     assert call.scale.symbolic == pytest.approx(-ROOT if "|^2" not in formula else -ROOT / 2)
     assert layout(call) == (B, H, H, L, L, E, E)
@@ -201,7 +201,7 @@ def test_the_distances_of_many_points_have_a_kernel_of_their_own(device: str) ->
         return (-(torch.cdist(q, k) ** 2) * s).softmax(-1) @ v
 
     call = record(attend, device=device)
-    assert (call.score, call.formula) == ("rbf", "softmax(-0.25 * |q - k|^2)")
+    assert (call.score, call.formula) == ("distance", "softmax(-0.25 * |q - k|^2)")
     assert (call.heads, call.query_len, call.key_len, call.head_dim) == (H, 6 * L, 6 * L, E)
 
 

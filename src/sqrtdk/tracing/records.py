@@ -26,7 +26,7 @@ CallFault = Literal[
     "skewed",  # a rotation that does not keep lengths
 ]
 BY_DATA = "by indices of the data"  # detail of a stage "gather": the order of the rows is unknown
-DISTANCE_SCORES = ("rbf", "laplace", "distance")
+DISTANCE_SCORES = ("distance", "laplace")
 WITHOUT_PRODUCT = ("additive", *DISTANCE_SCORES)  # scores without a product of q and k, which have no scale to judge
 BY_ROW = "rows"  # source of a factor with a number for each row or key, such as log n of the visible keys
 # `op` of an attention by exp(z - m) @ v, which is divided by the sum of the exponentials later
@@ -61,8 +61,8 @@ class PairDistance:
 
     @property
     def name(self) -> str:
-        """Name of the score that is its negative: "rbf", the exponent of a Gaussian, "laplace" or "distance"."""
-        return {(2.0, 2.0): "rbf", (1.0, 1.0): "laplace"}.get((self.order, self.power), "distance")
+        """Name of the score that is its negative: "laplace" for the sum of differences, else "distance"."""
+        return "laplace" if (self.order, self.power) == (1.0, 1.0) else "distance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class AttentionCall(Shown):
     # operator of another library), "edge softmax"
     kind: str
     op: str  # the operation that ran it, e.g. "aten._scaled_dot_product_flash_attention_for_cpu"
-    score: str  # "dot", "cosine", "disentangled", "relative", "additive", "rbf", "laplace", "distance", "unknown(op)"
+    score: str  # "dot", "cosine", "disentangled", "relative", "additive", "distance", "laplace", "unknown(op)"
     batch: int
     heads: int
     kv_heads: int
