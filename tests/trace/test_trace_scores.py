@@ -92,8 +92,6 @@ OURS: dict[str, tuple[dict[str, Any], str, Callable[[Tensor, Tensor], Tensor]]] 
 }
 
 
-
-
 @pytest.mark.parametrize("name", OURS)
 def test_our_own_scores_are_read(name: str) -> None:
     """By name, with their factor, softcap, bias, mask and statistics; a scale to judge they have not."""
@@ -101,10 +99,7 @@ def test_our_own_scores_are_read(name: str) -> None:
     model = Attention(lambda q, k, v: sqrtdk.attention(q, k, v, **options))
     run, x = run_of(model)
     call = only(run)
-    assert (call.formula, call.score) == (
-        f"softmax({formula})",
-        name.split(",")[0].split()[0],
-    )
+    assert (call.formula, call.score) == (f"softmax({formula})", name.split(",")[0].split()[0])
     assert (call.batch, call.heads, call.query_len, call.key_len) == (B, H, L, L)
     assert (call.scale.effective, call.scale.numeric, call.unknown) == (None, None, ())
     assert "no product of q and k" in (call.scale.reason or "")
