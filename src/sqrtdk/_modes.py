@@ -31,7 +31,9 @@ _open = 0
 _stance = ExitStack()
 # So are torch's flags that say whether a mode is open. Each mode puts back what it found: of two that overlap in
 # threads the last one puts back that the first is open, and up to torch 2.8 nothing is compiled from then on.
-_FLAGS = tuple(name for name, value in vars(dispatch).items() if name.startswith("_is_in_") and isinstance(value, bool))
+_MODE_FLAGS = tuple(
+    name for name, value in vars(dispatch).items() if name.startswith("_is_in_") and isinstance(value, bool)
+)
 _modes_open = 0
 _flags_before: dict[str, bool] = {}
 
@@ -73,7 +75,7 @@ class EagerMode(TorchDispatchMode):
         global _modes_open
         with _lock:
             if _modes_open == 0:
-                _flags_before.update({name: getattr(dispatch, name) for name in _FLAGS})
+                _flags_before.update({name: getattr(dispatch, name) for name in _MODE_FLAGS})
             mode: Self = super().__enter__()  # type: ignore[no-untyped-call]
             _modes_open += 1
         return mode
