@@ -122,6 +122,11 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def in_backward_pass() -> bool:
+    """Return whether this thread runs a backward pass, whose forward computations were seen before."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def default_device() -> torch.device:
     """Return the device of tensors made without one; in torch 2.6 `get_default_device` skips `with torch.device`."""
     modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]

@@ -80,7 +80,7 @@ def test_the_page_shows_steps_and_factors_with_their_lines() -> None:
     page = HtmlPage(to_html(report(written("h.0.attn"), findings=(finding("h.0.attn", "lib/port.py:5"),))))
     codes = [attributes for tag, attributes in page.elements if tag == "code"]
     assert [a["title"] for a in codes if a.get("class") == "line"] == ["port.py:9"]  # of the softmax; steps have none
-    assert ["0.25", "logits", "number", "lib/port.py:5"] in page.rows
+    assert ["value值0.25", "on乘在logits", "from来自number", "written代码位置lib/port.py:5"] in page.rows
     texts = " ".join(" ".join(page.texts).split())
     assert "h.0.attn lib/port.py:5" in texts
     assert "0.5 on q 0.5 乘在 q 上 port.py:2" in texts

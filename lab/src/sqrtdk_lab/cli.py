@@ -285,7 +285,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "app": {
         "sqrtdk app --open": "",
         "sqrtdk app --port 0": "cli.examples.port",
-        "sqrtdk app --static explorer.html": "cli.examples.static",
+        "sqrtdk app --static explorer.html": "cli.examples.static_page",
     },
     "lab": {"sqrtdk lab list": "", "sqrtdk lab show grad-norm": "", "sqrtdk lab run grad-norm --quick": ""},
     "lab list": {"sqrtdk lab list": ""},

@@ -18,7 +18,7 @@ import torch._dynamo  # a model may be compiled within a sampled step; an optimi
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from sqrtdk._modes import eager_compiler
+from sqrtdk._modes import eager_compiler, in_backward_pass
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk._wrappers import named_modules
 from sqrtdk.errors import kind_and_text
@@ -142,14 +142,14 @@ class StepTracer:
     def _asks(self, module: nn.Module) -> bool:
         """Return whether the module's output may hold q or k, in a pass that counts or a recomputation of one."""
         may_hold = can_project(module) if self._looks else module in self._projections
-        return may_hold and (_again() or (self._depth > 0 and threading.get_ident() == self._thread))
+        return may_hold and (in_backward_pass() or (self._depth > 0 and threading.get_ident() == self._thread))
 
     def _places(self, module: nn.Module) -> list[Projected]:
         return self._projections.get(module, [])
 
     def _begins(self, module: nn.Module, args: Any) -> None:
         """Handle the start of a module's forward; open a trace if it is the model and the pass is to be measured."""
-        if _again():
+        if in_backward_pass():
             self._part_begins(module)
             return
         if threading.get_ident() != self._thread:
@@ -186,7 +186,7 @@ class StepTracer:
         weights = None if self._looks else self._weights
         gradients = ProjectionGradients(weights, self._gradients.come) if self._looks or weights else None
         options |= {"stats": False, "sites": self._sites, "gradients": gradients}
-        if self._backward is not None and self._backward.waits() and not _again():
+        if self._backward is not None and self._backward.waits() and not in_backward_pass():
             return self._backward.begin(**options)
         return Trace(self._model, **options)
 
@@ -203,7 +203,7 @@ class StepTracer:
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
         """Handle the end of a module's forward; close the trace if it was the model's outermost call."""
-        if _again():
+        if in_backward_pass():
             self._part_ends(module)
             return
         if threading.get_ident() != self._thread:
@@ -364,19 +364,8 @@ class StepTracer:
             how = not_measured(missed[0] if missed else Message(nothing))
         self._found = {}
         first, modules = self._search.first(self._model), self._search.looked_at()
-        return WatchedStep(
-            calls,
-            how,
-            tuple(dict.fromkeys(missed)),
-            None,
-            (),
-            first,
-            modules,
-            moved,
-            self._update.learning_rate,
-            faults,
-            drift,
-        )
+        told, rate = tuple(dict.fromkeys(missed)), self._update.learning_rate
+        return WatchedStep(calls, how, told, None, (), first, modules, moved, rate, faults, drift)
 
     def _absent(self) -> list[str]:
         """Return messages on places without gradients in a step where others had them; each is returned once."""
@@ -402,11 +391,6 @@ class StepTracer:
     def _gradient(self, place: Place, name: str) -> Tensor | None:
         parts = self._gradients.rows.get((*place, name))
         return torch.cat(parts, -1) if parts else None
-
-
-def _again() -> bool:
-    """Return whether this thread runs a backward pass, whose forward computations were seen before."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _places_of(trace: Trace) -> set[Place]:

@@ -108,7 +108,7 @@ def sample_bytes(heads: int, rows: int, *, attentions: int = 1, gradients: bool 
 
     Example:
         >>> sample_bytes(4, 16, attentions=2)
-        2832
+        2840
     """
     ordered = len(_ORDERED) + gradients * len(_GRADIENTS)
     call = 8 * (1 + 2 + ordered) + 8 * heads * (len(SUM_COLUMNS) + len(MAXIMUM_COLUMNS)) + 4 * heads * rows * ordered

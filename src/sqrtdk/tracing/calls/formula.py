@@ -134,7 +134,9 @@ def lost_formula(lost: Lost) -> str | None:
             reading = read_eager(logits, logits.weights, logits.weights, heads_hint=None)
         except Exception:  # a reading may fail for the same reason for which the attention was lost
             return _by_names(lost.node)
-        if isinstance(reading, str) or (reading.operands is None and reading.score != "additive"):
+        if isinstance(reading, str) or (reading.score or "").startswith("unknown"):
+            return None
+        if reading.operands is None and reading.score != "additive":
             return None
         return (_logits if isinstance(lost, Unweighted) else write_formula)(reading, combined_masks(reading).steps)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from sqrtdk._modes import EagerMode
+from sqrtdk._modes import EagerMode, in_backward_pass
 from sqrtdk.errors import kind_and_text
 from sqrtdk.impl.call import Call, transformed
 from sqrtdk.messages import Message
@@ -172,7 +172,7 @@ class Recorder(EagerMode):
 
     def __enter__(self) -> Recorder:
         self._thread = threading.get_ident()
-        self._again = torch._C._current_graph_task_id() != -1
+        self._again = in_backward_pass()
         super().__enter__()
         return self
 
@@ -207,7 +207,7 @@ class Recorder(EagerMode):
         return self._run(func, name, args, kwargs)
 
     def _ignores(self) -> bool:
-        again = torch._C._current_graph_task_id() != -1
+        again = in_backward_pass()
         other = threading.get_ident() != self._thread or again is not self._again
         return other or _reading.now or self._within or _reading.only not in (None, self)
 
