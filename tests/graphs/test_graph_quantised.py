@@ -287,7 +287,7 @@ def test_what_the_quantiser_writes(form: str, scale: float, mistake: str | None,
     call = judged.call
     assert judged.mistake == mistake
     assert Message("graphs.quantised", what=DIALECTS[form.partition(",")[0]]) in report.environment["notes"]
-    assert sum(name.startswith("layer.0.attn.") and "::" not in name for name in weights_of(path)) == 3
+    assert {f"layer.0.attn.{name}.weight" for name in "qkv"} <= weights_of(path)
     assert (call.site, call.heads, call.head_dim, call.model_dim, call.key_len) == ("layer.0.attn", H, E, D, L)
     assert call.scale.effective == pytest.approx(scale, rel=0.01)
 
