@@ -50,7 +50,7 @@ class Headline:
     """What is said first of a run.
 
     Attributes:
-        what: what is wrong and since when, or that nothing is wrong.
+        what: what is wrong and since when, a scale other than 1/sqrt(head_dim), or that nothing is wrong.
         sentence: the same and why.
         more: what else there is, in few words.
         fix: what to do; "" if nothing has to be done.
@@ -253,12 +253,8 @@ def _quiet(run: Summary) -> Headline:
         why = next((entry.reason for entry in run.missing if entry.reason), "")
         sentence = Message("joins.colon", first=none, second=why) if why else none
         return Headline(none, sentence, (), Message("runs.fix.lost"), True)
-    quiet = Message(
-        "runs.headline.quiet",
-        steps=f"{run.recorded:,}",
-        samples=f"{len(run.samples):,}",
-        attentions=_attentions(run),
-    )
+    counts = {"steps": f"{run.recorded:,}", "samples": f"{len(run.samples):,}", "attentions": _attentions(run)}
+    quiet = Message("runs.headline.quiet", **counts)
     more: list[str] = []
     if run.counts["note"]:
         more.append(Message("runs.headline.notes", count=run.counts["note"]))
@@ -266,15 +262,14 @@ def _quiet(run: Summary) -> Headline:
         what = Message("runs.headline.lost", number=len(lost), first=lost[0].message)
         both = joined([what, Message("runs.headline.beside", quiet=quiet)])
         return Headline(what, both, tuple(more), Message("runs.fix.copy_again"), True)
-    fix: str = ""
-    large, small = scales_too_large(run), _too_small(run)
-    if large or small:  # no alarm, as a model may be meant to be so; a reader should know all the same
-        which = ("runs.headline.scale_large", large) if large else ("runs.headline.scale_small", small)
-        more.append(_scale(*which, run))
-        fix = Message("runs.fix.declared")
     if run.lacks:
         more.append(Message("runs.headline.partly"))
-    return Headline(quiet, quiet, tuple(more), fix, False)
+    large, small = scales_too_large(run), _too_small(run)
+    if large or small:  # no alarm, as a model may be meant to be so; a reader should know it first all the same
+        which = ("runs.headline.scale_large", large) if large else ("runs.headline.scale_small", small)
+        scale, silent = _scale(*which, run), Message("runs.headline.no_alarm", **counts)
+        return Headline(scale, scale, (silent, *more), Message("runs.fix.declared"), False)
+    return Headline(quiet, quiet, tuple(more), "", False)
 
 
 def compared_headline(a: Summary, b: Summary, compared: RunComparison) -> Headline:
