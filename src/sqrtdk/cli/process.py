@@ -103,7 +103,7 @@ def is_program() -> bool:
 
 @contextlib.contextmanager
 def rare_collections(wanted: bool) -> Iterator[None]:
-    """Look for garbage rarely while models without weights are checked: it takes a tenth of the time."""
+    """Look for garbage rarely while models without weights are checked, as they leave little."""
     before = gc.get_threshold()
     if wanted:
         gc.set_threshold(50_000, *before[1:])
