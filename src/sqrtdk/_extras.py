@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -55,5 +55,29 @@ def lazy_rooms(package: str, names: tuple[str, ...]) -> tuple[Callable[[str], Mo
 
     def listed() -> list[str]:
         return sorted(names)
+
+    return get, listed
+
+
+def lazy_names(package: str, home: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` for a module whose names are imported on first use.
+
+    Args:
+        package: its full name.
+        home: full name of the module that each name comes from.
+
+    Example:
+        >>> import sqrtdk.testing
+        >>> sqrtdk.testing.assert_laws.__module__, "assert_laws" in dir(sqrtdk.testing)
+        ('sqrtdk.testing.laws', True)
+    """
+
+    def get(name: str) -> Any:
+        if name not in home:
+            import_module("sqrtdk._guesses").no_attribute(package, name, home)
+        return getattr(import_module(home[name]), name)
+
+    def listed() -> list[str]:
+        return sorted(home)
 
     return get, listed

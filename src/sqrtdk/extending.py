@@ -7,8 +7,9 @@ of templates, `sqrtdk.report.page.render(home=...)`. Names are imported on first
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sqrtdk._extras import lazy_names
 
 if TYPE_CHECKING:
     from sqrtdk._environment import code_hash as code_hash
@@ -50,13 +51,4 @@ _NAMES = {
 }
 _HOME = {name: f"sqrtdk.{module}" for module, names in _NAMES.items() for name in names}
 __all__ = [*_HOME]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

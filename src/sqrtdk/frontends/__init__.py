@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sqrtdk._extras import lazy_names
 
 if TYPE_CHECKING:
     from sqrtdk.frontends.ggml.front import from_gguf as from_gguf
@@ -16,13 +17,4 @@ _HOME = {
     "from_mlx": "sqrtdk.frontends.mlx.front",
 }
 __all__ = [*_HOME]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        import_module("sqrtdk._guesses").no_attribute(__name__, name, __all__)
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_HOME]
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -7,9 +7,9 @@ imported on first use, because pytest loads the plugin in every run.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sqrtdk._extras import lazy_names
 from sqrtdk._leads import says_if_called as _says_if_called
 
 if TYPE_CHECKING:
@@ -25,12 +25,6 @@ _HOME = {
     "assert_same_attention": "sqrtdk.testing.assertions",
 }
 __all__ = [*_HOME]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        import_module("sqrtdk._guesses").no_attribute(__name__, name, _HOME)
-    return getattr(import_module(_HOME[name]), name)
-
+__getattr__, __dir__ = lazy_names(__name__, _HOME)
 
 _says_if_called(__name__)
