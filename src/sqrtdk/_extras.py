@@ -7,9 +7,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from sqrtdk.errors import MissingExtraError
-from sqrtdk.messages import Message
-
 
 def load_extra(module: str, extra: str = "lab") -> Any:
     """Import a module of an extra.
@@ -28,6 +25,10 @@ def load_extra(module: str, extra: str = "lab") -> Any:
     try:
         return import_module(module)
     except ImportError as error:
+        # here, since pytest imports the plugin's package, and with it this file, in every run
+        from sqrtdk.errors import MissingExtraError
+        from sqrtdk.messages import Message
+
         name = module.partition(".")[0]
         raise MissingExtraError(
             Message("errors.extras.missing", name=name, reason=str(error)),
