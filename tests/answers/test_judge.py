@@ -35,6 +35,11 @@ def test_less_is_not_decided(unedited: float, nearest: float, why: str) -> None:
     assert verdict.kind == UNDECIDED, why
 
 
+def test_what_leaves_a_hundredth_may_leave_two_floors_since_a_floor_is_one_draw() -> None:
+    assert judge([tried(2.0), tried(0.018, seed=1), tried(1.8, seed=2)]).kind == PROVEN
+    assert judge([tried(1.5), tried(0.018, seed=1), tried(1.4, seed=2)]).kind == UNDECIDED
+
+
 def test_an_edit_that_explains_little_is_not_proven_however_large_its_floor() -> None:
     assert judge([tried(0.1, floor=0.06), tried(0.08, floor=0.06, seed=1)]).kind == UNDECIDED
 

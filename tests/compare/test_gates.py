@@ -143,3 +143,8 @@ def test_a_gate_is_named_beside_an_attention_with_a_cause() -> None:
     assert "explain all of it" not in said
     assert "`blocks.0`: the gate `g_proj` does not run in B. The same holds for blocks.1." in said
     assert "explain all of it" in " ".join(map(str, sqrtdk.diff(model(SIGMOID), scaled(SIGMOID), (x,)).paragraphs))
+
+
+def test_an_output_that_could_not_be_arranged_by_heads_has_no_gate_by_heads() -> None:
+    inner = [("g_proj", torch.rand(1, 3, 4)), ("o_proj", torch.rand(1, 3, 8))]
+    assert gate_of(Numbers(inner, torch.rand(1, 3, 8), torch.empty(0))) is None

@@ -186,15 +186,15 @@ L, H, E = 5, 2, 4
 D = H * E
 
 
-def attention(path: Path, scale: float = E**-0.5) -> Path:
-    """Two heads, in the float32 that is quantised."""
-    rand = np.random.default_rng(0)
+def attention(path: Path, scale: float = E**-0.5, width: int = E) -> Path:
+    """Two heads of a width, in the float32 that is quantised."""
+    rand, dim = np.random.default_rng(0), H * width
     constants: dict[str, Any] = {
-        f"layer.0.attn.{n}.weight": rand.standard_normal((D, D)).astype(np.float32) / 3 for n in "qkv"
+        f"layer.0.attn.{n}.weight": rand.standard_normal((dim, dim)).astype(np.float32) / 3 for n in "qkv"
     }
-    constants |= {f"b{n}": rand.standard_normal(D).astype(np.float32) for n in "qkv"}
-    constants |= {"split": np.array([0, 0, H, E]), "merged": np.array([0, 0, D]), "scale": np.float32(scale)}
-    constants["w1"] = rand.standard_normal((D, D)).astype(np.float32) / 3
+    constants |= {f"b{n}": rand.standard_normal(dim).astype(np.float32) for n in "qkv"}
+    constants |= {"split": np.array([0, 0, H, width]), "merged": np.array([0, 0, dim]), "scale": np.float32(scale)}
+    constants["w1"] = rand.standard_normal((dim, dim)).astype(np.float32) / 3
     nodes = []
     for n in "qkv":
         nodes += [make("MatMul", ["x", f"layer.0.attn.{n}.weight"], [f"{n}0"], f"/layer.0/attn/{n}/MatMul")]
@@ -208,7 +208,7 @@ def attention(path: Path, scale: float = E**-0.5) -> Path:
     nodes += [make("Transpose", ["o"], ["o1"], perm=[0, 2, 1, 3]), make("Reshape", ["o1", "merged"], ["o2"])]
     nodes += [make("MatMul", ["o2", "w1"], ["y"], "/layer.0/out/MatMul")]
     opsets = [helper.make_opsetid("", 21)]
-    return write(model_of(nodes, [("x", TensorProto.FLOAT, [2, L, D])], constants, opsets=opsets), path)
+    return write(model_of(nodes, [("x", TensorProto.FLOAT, [2, L, dim])], constants, opsets=opsets), path)
 
 
 class _Reader:
@@ -302,6 +302,36 @@ def test_a_quantised_graph_rounds_as_onnxruntime_does(form: str, tmp_path: Path)
     run = read_onnx(path, {"x": torch.from_numpy(normal(2, L, D))})
     assert run.missing == ()
     assert [call.call is not None and call.call.stats is not None for call in run.calls] == [True]
+
+
+@pytest.mark.parametrize("scale", [32**-0.5, 1.0])
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [
+        ("dynamic", "int8, a scale a tensor"),
+        ("dynamic, by channels", "int8, a scale a row"),
+        ("four bits", "int4, groups of 16, zero points"),
+        ("NF4", "nf4, groups of 16"),
+    ],
+)
+def test_a_graph_beside_the_one_that_was_quantised_is_its_rounding(
+    form: str, kind: str, scale: float, tmp_path: Path
+) -> None:
+    """The weights' rounding is no difference, and does not hide a true one."""
+    logging.getLogger().setLevel(logging.ERROR)
+    whole, path = attention(tmp_path / "f.onnx", 32**-0.5, 32), tmp_path / "q.onnx"
+    FORMS[form](attention(tmp_path / "other.onnx", scale, 32), path)
+    report = sqrtdk.diff(str(whole), str(path), inputs={"x": torch.from_numpy(normal(2, L, 64))})
+    assert report.weights is not None
+    assert report.weights.known is not None
+    assert [change.kind for change in report.weights.known.changes] == [kind]
+    assert report.weights.known.faults == ()
+    causes = [cause.name for pair in report.pairs for cause in pair.causes]
+    if "dynamic" in form:  # the numbers that enter a product are rounded too, which is a difference
+        assert not report.same
+        assert {"weights", "scale"} & {*causes} == ({"scale"} if scale == 1.0 else set())
+    else:
+        assert (report.same, causes) == ((True, []) if scale != 1.0 else (False, ["scale"]))
 
 
 def test_an_operator_on_integers_that_is_not_read_is_named(tmp_path: Path) -> None:

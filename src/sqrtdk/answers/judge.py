@@ -18,6 +18,7 @@ BLOCKS = 16  # neighbouring rows are no independent samples: they are drawn in b
 DRAWS = 500
 SURE_SHARE = 0.99  # share of the draws in which an edit has to be ahead
 WITHIN = 1.5  # residues up to so many floors are rounding
+NEARLY_ALL, WITHIN_THEN = 100.0, 2.0  # times that the unedited model is farther off; the floors that are rounding then
 CONSISTENT_WITHIN = 5.0  # a fitted number may leave so many floors, as where B is rounded in a way that is not listed
 WELL_ABOVE = 3.0  # the unedited model is as many floors away at least
 LEAST, GOOD = 0.4, 0.9  # shares of the difference that an edit has to explain: at least, and where the floor is good
@@ -120,7 +121,9 @@ def judge(
     wanted = GOOD if unedited.residue >= GOOD_FLOOR * floor else LEAST
     clear = unedited.residue >= WELL_ABOVE * floor and explained >= wanted and not ties
     kind = UNDECIDED
-    if clear and best.residue <= WITHIN * best.floor:
+    # a floor is one draw of the rounding, and kernels of another CPU draw another
+    within = WITHIN_THEN if unedited.residue >= NEARLY_ALL * best.residue else WITHIN
+    if clear and best.residue <= within * best.floor:
         kind = PROVEN
     elif no_fault:
         return Verdict(NO_FAULT, 0, ties, (), (), 0.0)

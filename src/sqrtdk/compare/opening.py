@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,18 @@ from sqrtdk.compare.records import PairDiff, Unpaired
 from sqrtdk.compare.refusals import refuse_shapes
 from sqrtdk.compare.rounding.precision import dtype_of_values
 from sqrtdk.compare.rounding.stored import rounded_alike, without_own_rounding
-from sqrtdk.compare.sides import DUMP, EXPORTED, ONNX, TRACE, ModelSide, ModelSource, load_side, run_side, side_of_file
+from sqrtdk.compare.sides import (
+    DUMP,
+    EXPORTED,
+    ONNX,
+    TRACE,
+    ModelSide,
+    ModelSource,
+    load_side,
+    run_module,
+    run_side,
+    side_of_file,
+)
 from sqrtdk.compare.weights.known import with_known_changes
 from sqrtdk.compare.weights.records import KnownChanges
 from sqrtdk.errors import InvalidValueError, ModelError, SqrtdkError
@@ -99,6 +110,8 @@ def open_sides(
     side_a = files.get("A") or _run(loaded_a, "A", chosen, options_a)
     side_b = files.get("B") or _run(loaded_b, "B", inputs_b or chosen, options_b)
     if not files:
+        if known is None and graph is not None:
+            side_a, known = _with_rounding_of_graph(loaded_a, side_a, side_b, options_a)
         return replace(side_a, known=known), side_b
     refuse_shapes(side_a, side_b, mapping)
     # Only now are the values of a file read: two files of other shapes may have gigabytes of them.
@@ -124,6 +137,22 @@ def with_bases(
             except ModelError:
                 found[at] = replace(found[at], base=other)
     return found[0], found[1]
+
+
+def _with_rounding_of_graph(
+    loaded: Loaded, side_a: ModelSide, side_b: ModelSide, options: LoadOptions
+) -> tuple[ModelSide, KnownChanges | None]:
+    """Return side A with the rounding of B's weights where a side is a graph, whose weights are read as it runs."""
+    if side_a.module is None or side_b.module is None or side_a.inputs is None or side_b.inputs is None:
+        return side_a, None
+    one, other = (LoadedModel(cast(nn.Module, side.module), cast(Inputs, side.inputs), side.info.name, side.info.kind)
+                  for side in (side_a, side_b))  # fmt: skip
+    changed, _, known = with_known_changes(loaded if isinstance(loaded, LoadedModel) else one, other)
+    if known is None:
+        return side_a, None
+    again = run_module(changed, None, options.seed, "A", side_a.info.kind)
+    forwards = side_a.forwards + again.forwards
+    return replace(again, info=side_a.info, missed=side_a.missed, notes=side_a.notes, forwards=forwards), known
 
 
 def _run(loaded: Loaded, label: str, inputs: Inputs | None, options: LoadOptions) -> ModelSide:

@@ -9,6 +9,7 @@ changes cost is measured by running A with one kind of weight changed at a time.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from sqrtdk.compare.weights.mixed import rounded_updates
+from sqrtdk.compare.weights.nearness import near_weights
+from sqrtdk.compare.weights.pairing import weights_of
 from sqrtdk.compare.weights.records import KnownChange, KnownChanges, WeightFault
 from sqrtdk.compare.weights.rounded import FoundRounding, found_roundings
 from sqrtdk.compare.weights.updates import FoundUpdate, codes_of, found_update, rank_of, role_of
@@ -31,6 +34,7 @@ from sqrtdk.models.run import call
 from sqrtdk.modules.structures import tensors_of
 
 _MOST_COSTS = 24  # kinds of weights that are changed alone, each in a run of A
+_ALONG_OUTPUTS = re.compile("a scale a column|along the outputs")
 _MOST_UNTOLD = 2**9  # weights whose difference is factored
 
 
@@ -42,7 +46,7 @@ def with_known_changes(a: LoadedModel, b: LoadedModel) -> tuple[LoadedModel, Loa
         b: side B; layers of a quantisation or adapter library are written as plain ones, on both sides.
     """
     if isinstance(a.module, ForeignModule) or isinstance(b.module, ForeignModule):
-        return a, b, None
+        return _of_programs(a, b)
     a, b = _with_plain_layers(a), _with_plain_layers(b)
     one, other = _matrices(a.module), _matrices(b.module)
     differ = [name for name in one if name in other and _differ(one[name], other[name])]
@@ -61,6 +65,26 @@ def with_known_changes(a: LoadedModel, b: LoadedModel) -> tuple[LoadedModel, Loa
     names = [name for change in known.changes for name in change.weights]
     known = _with_costs(known, bare, {name: other[name] for name in names if name in other})
     return changed, b, known
+
+
+def _of_programs(a: LoadedModel, b: LoadedModel) -> tuple[LoadedModel, LoadedModel, KnownChanges | None]:
+    """Return the same where a side is a program of another framework, whose weights have names and axes of its own."""
+    one = {name: weight for name, weight in weights_of(a.module).items() if weight.dim() == 2}
+    near = near_weights(one, {name: weight for name, weight in weights_of(b.module).items() if weight.dim() == 2})
+    other = near
+    differ = [name for name in other if _differ(one[name], other[name])]
+    if len(differ) < 2:
+        return a, b, None
+    known, taken = _of_roundings(one, other, differ)
+    if known is None or any(_ALONG_OUTPUTS.search(change.kind) for change in known.changes):
+        # graphs hold matrices as (in, out)
+        one, other = ({name: side[name].mT.contiguous() for name in differ} for side in (one, other))
+        again, by_rows = _of_roundings(one, other, differ)
+        known, taken = (known, taken) if again is None else (again, by_rows)
+    if known is None:
+        return a, b, None
+    numbers = {name: near[name] for name in taken}
+    return with_weights(a, numbers), b, _with_costs(known, a, numbers)
 
 
 # -- adapters ----------------------------------------------------------------------------------------------------------
