@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-_LIKE = 0.9  # cosine of two matrices, of which one is rounded: that of 2 bits is 0.93
+_ROUNDED_COSINE = 0.9  # cosine of two matrices, of which one is rounded: that of 2 bits is 0.93
 _LOOKED_AT = 4096  # numbers, spread over a matrix, by which it is looked for
-_MOST_TRIED = 2**20  # pairs that are held against one another
+_MOST_PRODUCTS = 2**20  # pairs that are held against one another
 
 
 def near_weights(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -30,7 +30,7 @@ def near_weights(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, 
     for name, matrix in b.items():
         for turned in (matrix, matrix.mT):
             kept[tuple(turned.shape)].append((name, turned, _looked_at(turned)))
-    if len(a) * max(map(len, kept.values()), default=0) > _MOST_TRIED:
+    if len(a) * max(map(len, kept.values()), default=0) > _MOST_PRODUCTS:
         return {}
     found: dict[str, Tensor] = {}
     for name, matrix in a.items():
@@ -39,7 +39,7 @@ def near_weights(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, 
             continue
         cosines = torch.stack([each for _, _, each in like]) @ own
         best = int(cosines.argmax())
-        if float(cosines[best]) > _LIKE:
+        if float(cosines[best]) > _ROUNDED_COSINE:
             found[name] = like[best][1].to(matrix.device)
     return found
 
