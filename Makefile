@@ -153,7 +153,7 @@ kernel: .venv/.base
 # Stamps: each is newer than what it was made from, so that a second run installs nothing.
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	    { echo 'sqrtdk needs Python 3.11 or newer: make PYTHON=python3.12'; exit 1; }
+	    { echo 'The pinned versions need Python 3.11 or newer: make PYTHON=python3.12'; exit 1; }
 	@echo 'Making .venv ...'
 	@$(PYTHON) -m venv .venv || { echo 'No venv module? Debian: apt-get install python3-venv'; rm -rf .venv; exit 1; }
 

@@ -44,7 +44,7 @@ from release_environments import (
     torch_versions,
     version_of,
 )
-from release_extras import PROGRAMS, VARIABLES
+from release_extras import PROGRAMS, TOGETHER, VARIABLES
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OLDEST_TORCH = "2.6.0"
@@ -157,7 +157,7 @@ def try_extra(extra: str, wheel: Path, python: str, torch: str, folder: Path) ->
     place = wheel.parent / "environment"
     try:
         environment(python, torch, folder, place)
-        install(place, f"{wheel}[{extra}]", beside=wheel.parent, variables=VARIABLES.get(extra))
+        install(place, f"{wheel}[{TOGETHER.get(extra, extra)}]", beside=wheel.parent, variables=VARIABLES.get(extra))
     except StepError as error:
         return Outcome(step, "failed" if error.available else "not available", str(error))
     (empty := place / "empty").mkdir()

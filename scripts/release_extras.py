@@ -306,6 +306,7 @@ PROGRAMS = {
     "app": _RUN + _LAB + _APP,
     "docs": _RUN + _DOCS,
 }
+TOGETHER = {"docs": "docs,lab"}  # what an extra is tried with: the documentation has the lab's explorer
 _MAKEFILE = (Path(__file__).resolve().parents[1] / "Makefile").read_text(encoding="utf-8")
 # Of the environment in which pip installs an extra: llama.cpp is built from source, as for the tests.
 VARIABLES = {"ggml": {"CMAKE_ARGS": re.findall(r"^LLAMA_CPP_FLAGS := (.+)$", _MAKEFILE, re.MULTILINE)[0]}}

@@ -68,7 +68,7 @@ def test_a_right_adapter_is_named_with_what_carries_it_and_nothing_else(home: Pa
     report = compared(*sides)
     found = known(report)
     (change,) = found.changes
-    assert report.same
+    assert (report.same, report.exit_code) == (True, 0)
     assert not found.faults
     assert (change.kind, change.rank, change.scale, len(change.weights)) == ("LoRA", (RANK,), (SCALE,), 4)
     assert "LoRA of rank 4, scale 2, in `q_proj` and `v_proj` of 2 layers" in said(report)

@@ -105,7 +105,7 @@ def test_a_rounding_is_named_once_with_its_layers_and_what_it_costs(base: Any, n
     report = diff(base, quantised(base, ROUNDINGS[name]), IDS)
     (change,) = known(report).changes
     assert (change.kind, len(change.weights), known(report).faults) == (name, 14, ())
-    assert report.same
+    assert (report.same, report.exit_code) == (True, 0)
     assert said(report).count("are A's rounded to") == 1
     assert "of 2 layers are A's rounded to" in said(report)
     assert "The first difference" not in said(report)

@@ -18,7 +18,7 @@ from sqrtdk.cli.check_several import Several, audit_static
 from sqrtdk.cli.errors import reported
 from sqrtdk.cli.kept_apart import kept_apart
 from sqrtdk.cli.output import announce, tell_reader, working, write_stderr
-from sqrtdk.cli.process import ranks_started, rare_collections, said_once
+from sqrtdk.cli.process import ranks_started, said_once
 from sqrtdk.cli.server import NO_SERVER, Servers, check_address
 from sqrtdk.errors import InvalidValueError
 from sqrtdk.messages import Message
@@ -90,7 +90,7 @@ def check_verb(
     """
     model, *others = models
     asked = _Laws(laws, laws_seconds, run)
-    with reported(show_traceback), ranks_started() as ranks, rare_collections(loading.static):
+    with reported(show_traceback), ranks_started() as ranks:
         if not is_address(model):
             options.refuse_ignored(server.by_option, Message("errors.options.without_server"), _HELP)
         _refuse_unfit(wanted, others, baseline, update, fail_on, laws_reasons)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import os
 import signal
 import sys
@@ -99,18 +98,6 @@ def handle_interrupts() -> None:
 def is_program() -> bool:
     """Return whether this process runs the program alone, so that it may be forked."""
     return _owned
-
-
-@contextlib.contextmanager
-def rare_collections(wanted: bool) -> Iterator[None]:
-    """Look for garbage rarely while models without weights are checked, as they leave little."""
-    before = gc.get_threshold()
-    if wanted:
-        gc.set_threshold(50_000, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def interrupted() -> bool:
