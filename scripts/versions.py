@@ -320,9 +320,11 @@ def main() -> int:
     place = Path(os.environ.get("SQRTDK_VERSIONS", ROOT / "out" / "versions")).absolute()
     place.mkdir(parents=True, exist_ok=True)
     entries: dict[str, dict[str, Any]] = {}
+    cpus = [cpu_name()]
     if (arguments.environments or arguments.folder) and arguments.output.exists():
-        kept = json.loads(arguments.output.read_text(encoding="utf-8"))["environments"]
-        entries = {entry["name"]: entry for entry in kept}
+        kept = json.loads(arguments.output.read_text(encoding="utf-8"))
+        entries = {entry["name"]: entry for entry in kept["environments"]}
+        cpus = sorted({*cpus, *kept["cpu"].split(", ")})
     chosen = [each for each in ENVIRONMENTS if each.name in (arguments.environments or names)]
     for environment in chosen:
         folders = [each for each in environment.folders if each in arguments.folder]
@@ -333,7 +335,7 @@ def main() -> int:
             print(line(entry), flush=True)
             record = {
                 "date": date.today().isoformat(),
-                "cpu": cpu_name(),
+                "cpu": ", ".join(cpus),
                 "environments": [entries[name] for name in names if name in entries],
             }
             arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
