@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import sqrtdk
 from sqrtdk.messages import Message, mentions
 from sqrtdk.monitor.alarms import fresh, holding
 from sqrtdk.monitor.reading import read_run
@@ -149,3 +150,89 @@ def test_a_layer_that_became_unlike_its_neighbours_is_not_said_to_be_made_so(tmp
 def trained_folder(folder: Path) -> Path:
     trained([1e-3], 1, folder / "run")
     return folder / "run"
+
+
+# -- a learning rate that is too high ----------------------------------------------------------------------------------
+
+
+def stepped(*samples: tuple[float, float], ratio: float = 1.0, rate: float | None = 0.02) -> list[Alarm]:
+    """The alarms `update` of a run, from (relative step, largest logit) of each sample."""
+    before: list[StepSample] = []
+    alarms: list[Alarm] = []
+    for at, (step, logit) in enumerate(samples):
+        one = replace(call(max_logit=logit), scale_ratio=ratio)
+        now = StepSample(10 * at + 1, (one,), relative_step=step, learning_rate=rate)
+        alarms += fresh(holding(before, now), alarms)
+        before.append(now)
+    return [one for one in alarms if one.name == "update"]
+
+
+# measured on a decoder of 4 layers and width 128 under AdamW at a rate of 0.02
+TOO_HIGH = ((0.23, 3.9), (0.035, 58.0), (0.016, 113.0), (0.02, 147.0))
+
+
+def test_large_steps_that_go_on_until_logits_are_large() -> None:
+    (alarm,) = stepped(*TOO_HIGH)
+    assert (alarm.severity, alarm.step, alarm.value) == ("warn", 21, 0.016)
+    assert str(alarm.text) == (
+        "the learning rate of 0.02 is too high: each sampled step from step 1 to step 21 moved the weights that give q "
+        "and k by 1.6% of their size or more, and the largest logit grew from 3.9 at step 1 to 113"
+    )
+    (unknown,) = stepped(*TOO_HIGH, rate=None)
+    assert str(unknown.text).startswith("the learning rate is too high: each")
+
+
+@pytest.mark.parametrize(
+    ("samples", "ratio"),
+    [
+        (((0.05, 0.3), (0.019, 11.0), (0.022, 11.0), (0.024, 19.0)), 1.0),  # weights of 0.02 at a rate of 0.001
+        (((0.01, 0.3), (0.049, 14.0), (0.034, 48.0), (0.035, 88.0)), 1.0),  # at 0.003 after a warm-up
+        (((0.011, 21.0), (0.003, 60.0), (0.003, 160.0), (0.003, 220.0)), 5.657),  # no scale, at a healthy rate
+        (((0.05, 2.0), (0.02, 62.0), (0.02, 110.0), (0.02, 200.0)), 5.657),  # the same with weights of 0.02
+        (((0.05, 150.0), (0.02, 160.0), (0.02, 170.0), (0.02, 180.0)), 1.0),  # large from the start
+        (((0.227, 3.9), (0.035, 113.0), (0.009, 120.0), (0.02, 130.0)), 1.0),  # steps that became small
+        (((0.227, 3.9), (0.035, 113.0)), 1.0),  # too few samples
+    ],
+)
+def test_what_is_no_sign_of_a_learning_rate_that_is_too_high(
+    samples: tuple[tuple[float, float], ...], ratio: float
+) -> None:
+    assert stepped(*samples, ratio=ratio) == []
+
+
+# -- a scale that is wrong from the first sample on --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scale", "severity", "mistake"),
+    [(None, "", ""), (1.0, "fail", "missing"), (1 / 8, "fail", "twice"), (0.5, "warn", "")],
+)
+def test_a_wrong_scale_is_an_alarm_of_the_first_sample_as_in_a_check(
+    scale: float | None, severity: str, mistake: str
+) -> None:
+    model, x = Scaled(scale), torch.randn(2, 5, 8)
+    with Watch(model, every=1, on_alarm=lambda _: None) as health:
+        for _ in range(2):
+            model(x).square().mean().backward()
+            health.step()
+    alarms = [one for one in health.alarms if one.name == "scale_ledger"]
+    assert [(one.severity, one.step) for one in alarms] == ([(severity, 1)] if severity else [])
+    if severity:
+        found = [one for one in sqrtdk.check(model, x).findings if one.rule == "scale_ledger"]
+        assert [one.severity for one in found] == [severity]
+        assert str(found[0].message) in str(alarms[0].text)
+        assert mistake in str(alarms[0].text)
+        assert alarms[0].value == pytest.approx((scale or 0.0) * 8**0.5)
+
+
+class Scaled(nn.Module):
+    """One head of 8."""
+
+    def __init__(self, scale: float | None) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+        self.factor = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unsqueeze(1) for part in (self.q, self.k, self.v))
+        return nn.functional.scaled_dot_product_attention(q, k, v, scale=self.factor).squeeze(1)

@@ -17,7 +17,7 @@ from sqrtdk.monitor.alarms import ALARM_RULES
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.watch.compare import compare_runs
-from sqrtdk.report.watch.fix import RATIO_TOLERANCE, alarm_fix, root_alarms
+from sqrtdk.report.watch.fix import RATIO_TOLERANCE, SCALES, alarm_fix, root_alarms
 from sqrtdk.report.watch.headline import compared_headline, run_headline
 from sqrtdk.report.watch.html import shown_alarms, to_html
 from sqrtdk.report.watch.json import comparison_json, to_json
@@ -65,8 +65,49 @@ def test_a_healthy_run_is_said_to_be_by_its_steps_and_attentions(told: dict[str,
     assert not small.wrong, "a model may be meant to be so"
 
 
-def test_large_logits_are_told_with_their_step_and_the_scale_that_makes_them(told: dict[str, Summary]) -> None:
+def without_scales(run: Summary) -> Summary:
+    """As an older version recorded it: no alarm of a scale that is wrong from the start."""
+    return dataclasses.replace(run, alarms=tuple(one for one in run.alarms if one.name not in SCALES))
+
+
+def test_a_scale_that_is_wrong_from_the_start_is_told_first(told: dict[str, Summary]) -> None:
     run = told["unscaled"]
+    head = run_headline(run)
+    wrong = "Blocks.0.1: scale 1 instead of 1/sqrt(16) = 0.25, 4 times too large: "
+    assert head.text.en.lower().startswith(wrong.lower())
+    assert "; logits pass 100 in 2 of 2 attentions since step " in head.text.en
+    assert "because" not in head.text.en, "the scale is said once"
+    assert head.fix == Message("runs.fix.scale") == run_headline(with_ratio(without_alarms(run), 4.0)).fix
+
+
+def without_alarms(run: Summary) -> Summary:
+    return dataclasses.replace(run, alarms=())
+
+
+def sustained(step: int, before: int) -> Alarm:
+    values = {"before": before, "least": "2%", "first": "4", "start": 1, "size": "160"}
+    text = Message("alarms.update.sustained_at_rate", step=step, rate="0.02", **values)
+    return Alarm("update", "warn", step, text, "", value=0.02, bar=0.01)
+
+
+def test_of_a_wrong_scale_and_a_learning_rate_that_is_too_high_both_are_told_first(told: dict[str, Summary]) -> None:
+    """Also where nothing else is wrong, and where logits became large in the sample that showed the rate."""
+    run = told["unscaled"]
+    first = min(alarm.step for alarm in run.alarms if alarm.name == "max_logit" and alarm.severity == "warn")
+    rate, scale = sustained(first, first - 8), next(one for one in run.alarms if one.name in SCALES)
+    for alarms in ((*run.alarms, rate), (scale, rate)):
+        both = dataclasses.replace(run, alarms=alarms)
+        head = run_headline(both)
+        assert root_alarms(both) == (scale, rate)
+        text = head.text.en.lower()
+        assert text.index("4 times too large") < text.index("the learning rate of 0.02 is too high")
+        assert "nothing is wrong" not in text
+        assert said(head.fix, "en").startswith(said(Message("runs.fix.scale"), "en"))
+        assert "lower the learning rate first, from 0.02 to about 0.001; " in said(head.fix, "en")
+
+
+def test_large_logits_are_told_with_their_step_and_the_scale_that_makes_them(told: dict[str, Summary]) -> None:
+    run = without_scales(told["unscaled"])
     head = run_headline(run)
     first = next(alarm for alarm in run.alarms if alarm.name == "max_logit" and alarm.severity == "warn")
     assert head.text.en.startswith(f"Logits pass 100 in 2 of 2 attentions since step {first.step}, the largest is ")
@@ -90,7 +131,7 @@ def test_large_logits_are_told_with_their_step_and_the_scale_that_makes_them(tol
 def test_a_loss_that_is_not_finite_comes_first_though_no_alarm_names_it(
     bad: dict[int, float], what: str, told: dict[str, Summary]
 ) -> None:
-    run = with_losses(told["unscaled"], bad)
+    run = with_losses(without_scales(told["unscaled"]), bad)
     head = run_headline(run)
     assert head.text.en == what
     assert "`sqrtdk.check(model, batch)` on the batch of step 30" in head.fix
@@ -100,13 +141,15 @@ def test_a_loss_that_is_not_finite_comes_first_though_no_alarm_names_it(
 
 
 def test_nan_is_told_in_the_order_of_its_steps_with_where_it_begins(told: dict[str, Summary]) -> None:
-    run = told["unscaled"]
+    run = without_scales(told["unscaled"])
     blame = Message("alarms.nonfinite.blame.product")
     logits = nonfinite(32, "logits", call="h.0", bad="3", rows="9", head=0, blame=blame)
     head = run_headline(dataclasses.replace(run, alarms=(*run.alarms, logits)))
     why = "q and k are finite, the logits are the first tensor that is not"
     assert head.text.en == f"Logits of h.0 hold NaN or infinity since step 32 (finite at step 28): {why}"
     assert "`sqrtdk.check(model, batch)` on the batch of step 32" in head.fix
+    scaled = run_headline(dataclasses.replace(run, alarms=(*told["unscaled"].alarms, logits)))
+    assert scaled.text.en.startswith(f"{head.text.en}; blocks.0.1: scale 1 instead of "), "no cause of NaN"
     later = run_headline(with_losses(dataclasses.replace(run, alarms=(logits,)), {31: math.nan}))
     assert later.text.en.startswith("The loss is NaN at step 31, logits of h.0 hold NaN")
     before = Message("alarms.nonfinite.blame.before", which="3 numbers of q")
@@ -123,7 +166,7 @@ UPDATE = Message("alarms.update.large_at_rate", step=1, times="507", rate="10")
 
 
 def test_an_update_that_is_too_large_is_why_logits_are_and_is_lowered_first(told: dict[str, Summary]) -> None:
-    run = with_losses(with_ratio(told["unscaled"], 1.0), {2: 1224.0})
+    run = with_losses(with_ratio(without_scales(told["unscaled"]), 1.0), {2: 1224.0})
     update = Alarm("update", "warn", 1, UPDATE, "", value=507.0, bar=3.0)
     wrong = dataclasses.replace(run, alarms=(update, *run.alarms))
     head = run_headline(wrong)
@@ -150,7 +193,7 @@ def layer_alarm(run: Summary) -> Alarm:
 
 def test_what_began_it_is_told_before_what_follows_in_headline_terminal_and_page(told: dict[str, Summary]) -> None:
     """A layer of step 1 before the update of step 1, both before logits that are worse and newer, and before NaN."""
-    run = with_ratio(told["unscaled"], 1.0)
+    run = with_ratio(without_scales(told["unscaled"]), 1.0)
     layer, update = layer_alarm(run), Alarm("update", "warn", 1, UPDATE, "", value=507.0, bar=3.0)
     worse = tuple(dataclasses.replace(one, severity="critical") for one in run.alarms)
     unlike = f"The logits of {run.sites[0].label} are 200 times its neighbours' at step 1"
@@ -237,7 +280,7 @@ def test_every_alarm_has_a_call_a_command_or_a_page_that_helps(name: str, told: 
             assert "`" in said(fix, language) or f"docs/{language}/" in said(fix, language)
     scale_first = alarm_fix(with_ratio(told["healthy"], 4.0), alarm) == Message("runs.fix.scale")
     of_large_logits = ("max_logit", "growth", "fp16_range", "saturation", "entropy", "entropy_trend", "collapsed")
-    assert scale_first == (name in of_large_logits)
+    assert scale_first == (name in (*SCALES, *of_large_logits))
 
 
 def test_of_two_runs_it_says_which_goes_wrong_and_what_differs(told: dict[str, Summary]) -> None:
@@ -247,7 +290,9 @@ def test_of_two_runs_it_says_which_goes_wrong_and_what_differs(told: dict[str, S
     assert head.text.en.endswith("the scale ratio is 1 in A and 4 in B at blocks.0.1, and differs in 2 of 2 attentions")
     assert head.fix == run_headline(bad).fix
     both = compared_headline(bad, sick, compare_runs(bad, sick))
-    assert both.text.en.startswith("Both runs go wrong. B: the loss is NaN from step 45 on. A: logits"), "NaN first"
+    assert both.text.en.startswith("Both runs go wrong. B: the loss is NaN from step 45 on. A: blocks.0.1: scale 1"), (
+        "NaN first"
+    )
     quiet = compared_headline(good, good, compare_runs(good, good))
     assert quiet.text.en == "Nothing is wrong in either run; no statistic differs by more than 10%"
     other = dataclasses.replace(good, sites=good.sites[:1])

@@ -27,11 +27,13 @@ from sqrtdk.monitor.folder import RunWriter
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.report.watch import payload as watch_payload
 from sqrtdk.report.watch.compare import NOTABLE_DIFFERENCE, SAMPLES_COMPARED, Pair, StatisticDifference, compare_runs
+from sqrtdk.report.watch.html import to_html
 from sqrtdk.report.watch.json import comparison_json, to_json
 from sqrtdk.report.watch.missing import MISSING
 from sqrtdk.report.watch.sparkline import sparkline
 from sqrtdk.report.watch.statistics import NEWEST, STATISTIC_BY_COLUMN
-from sqrtdk.report.watch.summary import SEVERITY_ORDER, Summary, summarise
+from sqrtdk.report.watch.summary import SEVERITY_ORDER, Summary, summarise, update_sentence
+from sqrtdk.report.watch.terminal import to_text
 from tests.monitor.watched_runs import EVERY, EVIL, LONG, STEPS
 
 
@@ -280,3 +282,20 @@ def test_small_bars() -> None:
     assert sparkline([math.inf, -math.inf, math.nan], 3, 0, 1) == "█▁·"
     assert sparkline([2, 2], 5, 2, 2) == "▁▁"
     assert len(sparkline(range(1000), 37, 0, 999)) == 37
+
+
+def test_how_far_a_step_moves_the_weights_is_said_with_the_learning_rate(told: dict[str, Summary]) -> None:
+    at, steps = np.array([1, 40]), np.array([0.227, 0.00068])
+    moved = {"relative_step": (at, steps)}
+    text = "the weights that give q and k: moved by 23% of their size in step 1, by 0.068% in step 40"
+    for rates, said_rate in (
+        (None, "learning rate not known: `sqrtdk.watch(optimizer=...)` records it"),
+        ([0.02, 0.02], "learning rate 0.02"),
+        ([0.0004, 0.01], "learning rate 0.0004 in step 1, 0.01 in step 40, at most 0.01"),
+    ):
+        updates = moved if rates is None else moved | {"learning_rate": (at, np.array(rates))}
+        run = dataclasses.replace(told["healthy"], updates=updates)
+        assert str(update_sentence(run)) == f"{text}; {said_rate}"
+        assert f"{text}; {said_rate}" in " ".join(to_text(run, ["max_logit"], width=240).split())
+        assert said(update_sentence(run) or "", "zh") in to_html([run])
+    assert update_sentence(dataclasses.replace(told["healthy"], updates={})) is None

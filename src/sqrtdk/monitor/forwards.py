@@ -29,6 +29,7 @@ from sqrtdk.monitor.backward import BackwardCheck
 from sqrtdk.monitor.first_nonfinite import NonfiniteSearch
 from sqrtdk.monitor.gradients import Gradients, Projected, can_project, module_of, share_features, was_compiled
 from sqrtdk.monitor.samples import AS_IS, EAGER, not_measured, with_place
+from sqrtdk.monitor.scales import ScaleFaults
 from sqrtdk.monitor.sums import CallParts, WatchedCall, WatchedStep, head_sums, join_rows, traits_of
 from sqrtdk.monitor.updates import ProjectionUpdate
 from sqrtdk.tracing import CallTensors, ProjectionGradients, RowLimit, Sites, Trace, sketch_of, unseen
@@ -50,7 +51,7 @@ class StepTracer:
 
     def __init__(self, model: nn.Module, rows: int | None, optimizers: tuple[Any, ...] = ()) -> None:
         self._model, self._optimizers = model, optimizers
-        self._update = ProjectionUpdate(model, optimizers)
+        self._update, self._scales = ProjectionUpdate(model, optimizers), ScaleFaults(model)
         self.most = rows
         self.keeps_rows = self.whole_rows = False
         self._projections: dict[nn.Module, list[Projected]] = {}
@@ -174,6 +175,7 @@ class StepTracer:
         try:
             # The factors of the scale are known after the first look; a slope by values costs a product of all rows.
             numeric, rows = self._looks or self._by_numbers, RowLimit(self.most)
+            self._ends_trace.enter_context(self._scales.watching(self._looks))
             trace = self._ends_trace.enter_context(self._traced(numeric=numeric, rows=rows, projections=self._looks))
         except Exception as error:  # an observer never stops the run
             self._missed.append(Message("alarms.unmeasured.trace_not_begun", error=kind_and_text(error)))
@@ -217,7 +219,7 @@ class StepTracer:
         if module is not self._model:
             return
         self._depth = max(0, self._depth - 1)
-        if self._depth == 0:
+        if not self._depth:
             self._end()
 
     def _end(self) -> None:
@@ -293,6 +295,7 @@ class StepTracer:
                 self._by_numbers = True  # the factors alone do not give the scale
         self._missed += [with_place(entry.site or ROOT_NAME, entry.reason) for entry in trace.not_measured]
         if self._looks:
+            self._missed += self._scales.judge(trace.calls)
             self._locate(trace)
             self.sketches |= {(one.site, one.index): sketch_of(one) for one in trace.tensors}
         self._call_apart()
@@ -385,8 +388,8 @@ class StepTracer:
             except Exception as error:  # other ranks wait for this one's row
                 reason = Message("alarms.unmeasured.row_sums", error=kind_and_text(error))
         why = None if sums is not None else reason
-        rows = tuple(attention.rows)
-        return WatchedCall(*place, call.heads, call.scale.ratio, call.formula, sums, why, rows, traits_of(call))
+        known = call.heads, call.scale.ratio, call.formula, sums, why, tuple(attention.rows)
+        return WatchedCall(*place, *known, traits_of(call, self._scales.of(call)))
 
     def _gradient(self, place: Place, name: str) -> Tensor | None:
         parts = self._gradients.rows.get((*place, name))

@@ -64,6 +64,25 @@ def _value(sentence: Message, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleFault:
+    """A scale that nothing declares, or that is not the declared one, as `sqrtdk.check` finds it.
+
+    Attributes:
+        rule: of the audit, "scale_ledger" or "declared_vs_actual".
+        severity: as in `Alarm`.
+        text: what is wrong, with the name of the mistake.
+        source: where the rule comes from.
+        at: file and line, or "".
+    """
+
+    rule: str
+    severity: str
+    text: str
+    source: str
+    at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CallTraits:
     """What is the same at every step of an attention, beside its formula.
 
@@ -74,6 +93,7 @@ class CallTraits:
         fixed_scale: whether no factor is learned, or computed from the data or for each row.
         norm_size: divisor of the scale ratio, see `audit.gains.norm_size`; 0 if q and k have no norm.
         dtype: dtype of q at the product, "float16".
+        scale_faults: what is wrong with its scale from the start.
     """
 
     logits_dtype: str = ""
@@ -82,6 +102,7 @@ class CallTraits:
     fixed_scale: bool = True
     norm_size: int = 0
     dtype: str = ""
+    scale_faults: tuple[ScaleFault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +123,7 @@ class CallSample:
         fixed_scale: whether no factor is learned, or computed from the data or for each row.
         norm_sigma: standard deviation that the scale gives to logits of normalised q and k; 0 if q and k have no norm.
         dtype: of q at the product, "float16".
+        scale_faults: what is wrong with its scale from the start.
     """
 
     site: str
@@ -117,6 +139,7 @@ class CallSample:
     fixed_scale: bool = True
     norm_sigma: float = 0.0
     dtype: str = ""
+    scale_faults: tuple[ScaleFault, ...] = ()
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.audit.gains import norm_sigma, norm_size
-from sqrtdk.monitor.samples import Alarm, CallSample, CallTraits, FirstNonfinite, GradientFault
+from sqrtdk.monitor.samples import Alarm, CallSample, CallTraits, FirstNonfinite, GradientFault, ScaleFault
 from sqrtdk.stats.heads import SATURATED
 from sqrtdk.stats.rows import row_quantiles
 from sqrtdk.tracing import CallRows
@@ -205,8 +205,8 @@ def _columns(call: HeadSums) -> dict[str, Tensor]:
 NO_TRAITS = CallTraits()
 
 
-def traits_of(call: AttentionCall) -> CallTraits:
-    """Return what is the same at every step of an attention, from its record.
+def traits_of(call: AttentionCall, scale_faults: tuple[ScaleFault, ...] = ()) -> CallTraits:
+    """Return what is the same at every step of an attention, from its record and what is wrong with its scale.
 
     This is the dtype of its inputs and of its logits, whether logits are stored, the factors of its scale, whether the
     scale is a fixed number, and the size of its norm of q and k.
@@ -219,6 +219,7 @@ def traits_of(call: AttentionCall) -> CallTraits:
         fixed_scale=not any(factor.learned or factor.source in (BY_ROW, FROM_DATA, BY_BLOCK) for factor in factors),
         norm_size=norm_size(call),
         dtype=call.dtype,
+        scale_faults=scale_faults,
     )
 
 
@@ -323,4 +324,5 @@ def _call_sample(call: WatchedCall, columns: dict[str, list[float]]) -> CallSamp
         fixed_scale=known.fixed_scale,
         norm_sigma=norm_sigma(call.ratio, known.norm_size),
         dtype=known.dtype,
+        scale_faults=known.scale_faults,
     )

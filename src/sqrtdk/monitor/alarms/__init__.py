@@ -18,6 +18,7 @@ from sqrtdk.monitor.alarms.logits import bf16_offset, fp16_range, growth, max_lo
 from sqrtdk.monitor.alarms.lost import ledger_alarms, lost, unmeasured_alarms
 from sqrtdk.monitor.alarms.nonfinite import nonfinite_alarm
 from sqrtdk.monitor.alarms.roots import layer_logits_alarm, update_alarm
+from sqrtdk.monitor.alarms.scale import declared_alarm, scale_ledger_alarm
 from sqrtdk.monitor.alarms.weights import collapsed, entropy_alarm, entropy_trend, equal_logits, saturation_alarm
 from sqrtdk.monitor.samples import Alarm, StepSample
 
@@ -47,6 +48,8 @@ ALARM_RULES: Mapping[str, Rule] = {
     "nonfinite": Rule(nonfinite_alarm, "model"),
     "gradient": Rule(gradient_alarm, "mistake"),
     "lost": Rule(lost, "attention"),
+    "scale_ledger": Rule(scale_ledger_alarm, "mistake"),
+    "declared_vs_actual": Rule(declared_alarm, "mistake"),
     "update": Rule(update_alarm, "model"),
     "layer_logits": Rule(layer_logits_alarm, "attention"),
     "fp16_range": Rule(fp16_range, "attention"),

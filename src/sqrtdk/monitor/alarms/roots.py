@@ -11,6 +11,10 @@
   size, where a rate of 0.001 moves them by a twentieth. Weights that begin at zero are the reason for a bar above 1: in
   a warm-up the second step is twice as large as the first, and moves them by twice their size. Between two samples the
   drift is judged: above 10, and above 3 times what as many steps like the sampled ones at both ends could move it by.
+  Steps that each replace less are too large if they go on: in three samples in a row at least 1%, and meanwhile the
+  largest logit, as 1/sqrt(head_dim) would give it, has grown tenfold and passed 100. Either alone is no sign: weights
+  drawn with a deviation of 0.02 move by 2% a step under Adam at a healthy rate of 0.001, and a wrong scale makes large
+  logits at any rate. `docs/en/watch.md` has the runs that were measured.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from sqrtdk.messages import Message
+from sqrtdk.monitor.alarms.trend import first_of, largest_of_column
 from sqrtdk.monitor.samples import Alarm, CallSample, StepSample
 
 LARGEST_RATIO = 100.0
@@ -27,6 +32,10 @@ LEAST_GROWTH = 10.0  # of the logits of a layer that becomes unlike its neighbou
 LARGEST_RELATIVE_STEP = 3.0
 LARGEST_DRIFT = 10.0
 MOST_EXPLAINED = 3.0  # times what steps like the sampled ones move a weight by
+SUSTAINED_STEP = 0.01  # relative step of each of `SUSTAINED_SAMPLES` samples in a row
+SUSTAINED_SAMPLES = 3
+SUSTAINED_LOGIT = 100.0  # the bar of `max_logit` for a warning
+SUSTAINED_GROWTH = 10.0  # of the largest logit since the first sample
 
 
 def layer_logits_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
@@ -99,6 +108,7 @@ def update_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alar
         yield Alarm("update", "warn", now.step, text, source, value=drift, bar=bar)
     ratio = now.relative_step
     if ratio is None or ratio <= LARGEST_RELATIVE_STEP:
+        yield from _sustained(before, now)
         return
     values = {"step": now.step, "times": f"{ratio:.3g}"}
     if now.learning_rate is None:
@@ -106,6 +116,36 @@ def update_alarm(before: Sequence[StepSample], now: StepSample) -> Iterator[Alar
     else:
         text = Message("alarms.update.large_at_rate", **values, rate=f"{now.learning_rate:.3g}")
     yield Alarm("update", "warn", now.step, text, source, value=ratio, bar=LARGEST_RELATIVE_STEP)
+
+
+def _sustained(before: Sequence[StepSample], now: StepSample) -> Iterator[Alarm]:
+    """Yield an alarm if large steps went on until logits are large."""
+    window = [*before[1 - SUSTAINED_SAMPLES :], now]
+    steps = [sample.relative_step or 0.0 for sample in window]
+    if len(window) < SUSTAINED_SAMPLES or min(steps) < SUSTAINED_STEP:
+        return
+    grown = [found for call in now.calls if (found := _growth(before, call)) is not None]
+    if not grown:
+        return
+    size, first = max(grown)
+    values: dict[str, str | int] = {"step": now.step, "before": window[0].step, "least": f"{100 * min(steps):.2g}%"}
+    values |= {"first": f"{first:.3g}", "start": before[0].step, "size": f"{size:.3g}"}
+    text = Message("alarms.update.sustained", **values)
+    if now.learning_rate is not None:
+        text = Message("alarms.update.sustained_at_rate", **values, rate=f"{now.learning_rate:.3g}")
+    source = Message("alarms.source.update_sustained")
+    yield Alarm("update", "warn", now.step, text, source, value=min(steps), bar=SUSTAINED_STEP)
+
+
+def _growth(before: Sequence[StepSample], call: CallSample) -> tuple[float, float] | None:
+    """Return the largest logit of an attention, now and at first, if it has grown large; None if it has not."""
+    start = first_of(before, call)
+    if start is None:
+        return None
+    size, first = (largest_of_column(one, "max_logit")[0] for one in (call, start))
+    # a scale that is too large makes large logits at any learning rate
+    large = size / max(1.0, call.scale_ratio or 1.0) > SUSTAINED_LOGIT
+    return (size, first) if large and size >= SUSTAINED_GROWTH * first else None
 
 
 def _drifted(last: StepSample, now: StepSample) -> tuple[float, float] | None:

@@ -24,14 +24,17 @@ UPDATE = "update"
 # That these rows are NaN is inferred: code may set them to 0. So the batch is checked as well.
 _FIX_BLIND = "rules.nonfinite.fix_blind"
 UNLIKE_LAYER = "layer_logits"
+SCALES = ("scale_ledger", "declared_vs_actual")  # of a scale that is wrong from the first sample on
 _MADE_UNLIKE = "alarms.layer_logits.unlike"  # from the first sample on
 _BETWEEN = "alarms.update.between"  # an update of a step that was not sampled
+_SUSTAINED = ("alarms.update.sustained", "alarms.update.sustained_at_rate")  # steps of several samples
 _BAD_BATCH = "alarms.nonfinite.first.inputs"
 RATIO_TOLERANCE = 0.01  # that of the ledger, whose module would import torch
 LOGITS = ("max_logit", "growth")  # told in one sentence
 # alarms that a scale which is too large, or large q and k, lead to: told after any other alarm of the same severity
 OF_LARGE_LOGITS = (*LOGITS, "fp16_range", "saturation", "entropy", "entropy_trend", "collapsed")
 USUAL_RELATIVE_STEP = 0.01  # Adam at a rate of 3e-4 moves weights of 0.02 by 1.5% of their size at first
+USUAL_SUSTAINED_STEP = 0.001  # after the first steps, the usual rule of thumb
 _FIXES: Mapping[str, str] = {  # name of an alarm -> id of what to do
     "max_logit": "runs.fix.clip",
     "growth": "runs.fix.clip",
@@ -83,12 +86,14 @@ def alarm_fix(run: Summary, alarm: Alarm) -> str:
     if alarm.name == NONFINITE:
         first = first_nonfinite(run)
         return _fix_nonfinite(run, alarm if first is None or alarm.severity == "note" else first)
+    update = alarm if alarm.name == UPDATE else update_before(run, alarm)
     # a clip would hide a wrong scale, which costs one line to mend
     if alarm.name in OF_LARGE_LOGITS and scales_too_large(run):
-        return Message("runs.fix.scale")
+        return joined([Message("runs.fix.scale"), *([_slower(update)] if update is not None else [])])
     if alarm.name == UNLIKE_LAYER and _scale_of(run, alarm) > 1 + RATIO_TOLERANCE:
         return Message("runs.fix.scale")
-    update = alarm if alarm.name == UPDATE else update_before(run, alarm)
+    if alarm.name in SCALES and not run.of_checkpoints:
+        return Message("runs.fix.scale")
     became = alarm.name == UNLIKE_LAYER and not mentions(alarm.text, _MADE_UNLIKE)
     if update is not None and (became or alarm.name in (UPDATE, *OF_LARGE_LOGITS)):
         return _slower(update)
@@ -117,19 +122,21 @@ def first_nonfinite(run: Summary) -> Alarm | None:
 def root_alarms(run: Summary) -> tuple[Alarm, ...]:
     """Return the alarms from which others follow, to be shown first, in the order of their causes; () if none is known.
 
-    These are those of layers unlike their neighbours, and of an update, which came before the first NaN or else the
-    worst alarm. Otherwise it is the first NaN. Of one step the layers come first, as they are measured before its
-    update.
+    These are those of wrong scales, of layers unlike their neighbours, and of an update, which came before the first
+    NaN or else the worst alarm. Otherwise it is the first NaN, of which no scale is known to be the cause. Of one step
+    an update comes last, as what attentions do is measured before it.
     """
     if not run.alarms:
         return ()
     nan = first_nonfinite(run)
-    worst = nan or min(run.alarms, key=lambda one: (-rank(one.severity), one.step))
+    others = [one for one in run.alarms if one.name not in SCALES] or run.alarms
+    worst = nan or min(others, key=lambda one: (-rank(one.severity), one.step))
     if nan is not None and mentions(nan.text, _BAD_BATCH):
         return (nan,)
-    layers = [one for one in run.alarms if one.name == UNLIKE_LAYER and one.step <= worst.step]
+    names = (UNLIKE_LAYER,) if nan is not None else (*SCALES, UNLIKE_LAYER)
+    sites = [one for one in run.alarms if one.name in names and one.step <= worst.step]
     update = worst if worst.name == UPDATE else update_before(run, worst)
-    roots = sorted([*layers, *([update] if update else [])], key=lambda one: (one.step, one.name == UPDATE))
+    roots = sorted([*sites, *([update] if update else [])], key=lambda one: (one.step, one.name == UPDATE))
     return tuple(roots) if roots else (nan,) if nan else ()
 
 
@@ -140,7 +147,19 @@ def update_before(run: Summary, alarm: Alarm) -> Alarm | None:
     one that was before the sampled step.
     """
     updates = [one for one in run.alarms if one.name == UPDATE and one is not alarm]
-    return next((one for one in updates if one.step < alarm.step + mentions(one.text, _BETWEEN)), None)
+    return next((one for one in updates if _began(one) < alarm.step), None)
+
+
+def _began(update: Alarm) -> int:
+    """Return the step from which on an update has effects: of steps that go on, the one that logits grew from."""
+    if isinstance(update.text, Message) and _is_sustained(update):
+        start = update.text.values.get("start")
+        return start if isinstance(start, int) else update.step
+    return update.step - mentions(update.text, _BETWEEN)
+
+
+def _is_sustained(update: Alarm) -> bool:
+    return any(mentions(update.text, id) for id in _SUSTAINED)
 
 
 def rate_of(update: Alarm) -> str | float | None:
@@ -153,7 +172,7 @@ def _slower(update: Alarm) -> str:
     if isinstance(update.text, Message) and mentions(update.text, _BETWEEN):
         return Message("runs.fix.between", before=update.text.values["before"], step=update.step)
     clip, rate = Message("runs.fix.clip"), rate_of(update)
-    times = (update.value or 1.0) / USUAL_RELATIVE_STEP
+    times = (update.value or 1.0) / (USUAL_SUSTAINED_STEP if _is_sustained(update) else USUAL_RELATIVE_STEP)
     try:
         lower = format_number(float(rate) / times, 1) if rate is not None else None
     except ValueError:  # an untrusted record

@@ -21,6 +21,7 @@ from sqrtdk.report.watch.fix import (
     LOGITS,
     OF_LARGE_LOGITS,
     RATIO_TOLERANCE,
+    SCALES,
     UNLIKE_LAYER,
     UPDATE,
     alarm_fix,
@@ -99,13 +100,14 @@ def _not_finite(run: Summary) -> Headline | None:
     what = joined([one for _, one in sorted(wrong, key=lambda one: one[0])], "clause")
     sentence = Message("joins.colon", first=what, second=why) if why else what
     roots = [one.text for one in _told_roots(run)] if alarm is not None else []
-    return Headline(what, joined([*roots, sentence]), (), fix, True)
+    scale = next((one for one in run.alarms if one.name in SCALES), None)
+    return Headline(what, joined([*roots, sentence]), () if scale is None else (scale.text,), fix, True)
 
 
 def _told_roots(run: Summary) -> list[Alarm]:
-    """Return the first layer unlike its neighbours and the update from which other alarms follow, if there are any."""
+    """Return the first alarm of each kind from which other alarms follow, if there are any."""
     roots = root_alarms(run)
-    firsts = [next((one for one in roots if one.name == name), None) for name in (UNLIKE_LAYER, UPDATE)]
+    firsts = [next((one for one in roots if one.name == name), None) for name in (*SCALES, UNLIKE_LAYER, UPDATE)]
     return sorted((one for one in firsts if one is not None), key=roots.index)
 
 
@@ -158,13 +160,13 @@ def _worst(run: Summary) -> Headline | None:
         elif not len(run.losses) and not run.of_checkpoints:
             more.append(Message("runs.headline.no_loss"))
     sentence = Message("runs.headline.because", what=what, why=why) if why else what
-    told = [one for one in roots if one is not lead]
-    sentence = joined([*(one.text for one in told), sentence])
-    others = dict.fromkeys(one.name for one in alarms if one.name not in family and one not in told)
+    causes = [sentence if one is lead else one.text for one in roots]
+    sentence = joined(causes if lead in roots else [*causes, sentence])
+    others = dict.fromkeys(one.name for one in alarms if one.name not in family and one not in roots)
     if others:
         names = joined([named("watch.alarm", name) for name in others], "comma")
         more.append(Message("runs.headline.also", names=names))
-    fixes = dict.fromkeys(alarm_fix(run, one) for one in (*told, *(() if told else (lead,))))
+    fixes = dict.fromkeys(alarm_fix(run, one) for one in roots or (lead,))
     return Headline(what, sentence, tuple(more), joined(list(fixes)), True)
 
 
@@ -229,7 +231,7 @@ def _jump(run: Summary) -> str | None:
 
 def _why(run: Summary, roots: Sequence[Alarm]) -> str | None:
     """Say why logits are large, or return None if the records don't tell, or `roots` are told before."""
-    if large := scales_too_large(run):
+    if (large := scales_too_large(run)) and not any(one.name in SCALES for one in roots):
         return _scale("runs.headline.scale_large", large, run)
     ratios = scale_ratios(run)
     right = ratios and len(ratios) == len(run.sites) and not _too_small(run) and min(ratios) > 0
@@ -268,7 +270,7 @@ def _quiet(run: Summary) -> Headline:
     if large or small:  # no alarm, as a model may be meant to be so; a reader should know it first all the same
         which = ("runs.headline.scale_large", large) if large else ("runs.headline.scale_small", small)
         scale, silent = _scale(*which, run), Message("runs.headline.no_alarm", **counts)
-        return Headline(scale, scale, (silent, *more), Message("runs.fix.declared"), False)
+        return Headline(scale, scale, (silent, *more), Message("runs.fix.scale"), False)
     return Headline(quiet, quiet, tuple(more), "", False)
 
 

@@ -34,7 +34,7 @@ from sqrtdk.report.watch.several import (
 )
 from sqrtdk.report.watch.sites import Site
 from sqrtdk.report.watch.statistics import NEWEST, STATISTIC_BY_COLUMN, value_text
-from sqrtdk.report.watch.summary import Summary, alarms_with, rank, samples_with
+from sqrtdk.report.watch.summary import Summary, alarms_with, rank, samples_with, update_sentence
 
 _SEVERITY_TONES = {"critical": "bad", "fail": "bad", "warn": "doubtful", "note": ""}
 _MOST_UNMEASURED_ON_PAGE = 200
@@ -293,6 +293,6 @@ WATCH_FUNCTIONS = {  # what the template of runs calls, beside the functions of 
     for function in (
         alarm_fix, alarms_with, in_chinese, labelled, least_loss, letters_without, loss_shown, model_rows, newest,
         result, run_state, samples_with, share_apart, shared_sentence, shown_alarms, statistic_groups, steps_of,
-        value_text, writer_states,
+        update_sentence, value_text, writer_states,
     )
 }  # fmt: skip

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from sqrtdk._shown import Saved
-from sqrtdk.messages import Message, named
+from sqrtdk.messages import Message, joined, named
 from sqrtdk.monitor.reading import Run, of_checkpoints
 from sqrtdk.monitor.rows import alarm_of, how_of
 from sqrtdk.monitor.samples import AS_IS, EAGER, STEP_UNMEASURED, Alarm
+from sqrtdk.report.figures import format_number
 from sqrtdk.report.watch.missing import UnmeasuredEntry, missing_parts, noted_parts
 from sqrtdk.report.watch.sites import Site, column_numbers, sites_of
 from sqrtdk.report.watch.statistics import Array
@@ -187,6 +188,32 @@ def summarise(run: Run) -> Summary:
         last_step=int(steps[-1]) if len(steps) else None,
         updates={name: _known(run, name) for name in UPDATE_COLUMNS},
     )
+
+
+def update_sentence(summary: Summary) -> str | None:
+    """Say how far a step moves the weights that give q and k, and with which learning rate; None if neither is known.
+
+    Args:
+        summary: The run.
+    """
+    nothing = np.empty(0), np.empty(0)
+    steps, ratios = summary.updates.get("relative_step", nothing)
+    at, rates = summary.updates.get("learning_rate", nothing)
+    said: list[str] = []
+    if len(ratios):
+        # two digits at any size: at a rate of 1e-5 a step moves weights by 0.01%
+        first, newest = (f"{format_number(100 * float(one), 2)}%" for one in (ratios[0], ratios[-1]))
+        ends = {"first": first, "newest": newest}
+        said.append(Message("watch.terminal.update", step=int(steps[0]), last=int(steps[-1]), **ends))
+    if not len(rates):
+        return joined([*said, Message("watch.terminal.no_rate")]) if said else None
+    first, newest, most = (format_number(float(one)) for one in (rates[0], rates[-1], rates.max()))
+    if first == newest == most:
+        said.append(Message("watch.terminal.rate", rate=first))
+    else:
+        ends = {"first": first, "newest": newest, "most": most}
+        said.append(Message("watch.terminal.rates", step=int(at[0]), last=int(at[-1]), **ends))
+    return joined(said)
 
 
 def _known(run: Run, column: str) -> tuple[Array, Array]:

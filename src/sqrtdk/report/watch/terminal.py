@@ -21,7 +21,7 @@ from sqrtdk.report.watch.fix import alarm_fix, root_alarms
 from sqrtdk.report.watch.headline import Headline, compared_headline, run_headline
 from sqrtdk.report.watch.sparkline import drawn_range, ends_text, sparkline, worst_of
 from sqrtdk.report.watch.statistics import STATISTIC_BY_COLUMN, badness, value_text
-from sqrtdk.report.watch.summary import Summary, alarms_with, rank, samples_with
+from sqrtdk.report.watch.summary import Summary, alarms_with, rank, samples_with, update_sentence
 
 SEVERITY_STYLES = {"note": "cyan", "warn": "yellow", "fail": "red", "critical": "bold magenta"}
 MOST_ALARMS_PRINTED = 12
@@ -214,6 +214,8 @@ def _head(printer: Printer, summary: Summary, letter: str = "") -> None:
             attentions=_count("watch.terminal.attentions", len(summary.sites)),
         )
     )
+    if (update := update_sentence(summary)) is not None:
+        printer.paragraph(update)
     if summary.writer == "killed":
         printer.paragraph(Message("runs.writer.killed", step=summary.last_step or "-"), style="yellow")
 
