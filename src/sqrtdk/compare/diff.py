@@ -343,7 +343,7 @@ def _judged(
 
 def _pair(a: CallTensors, b: CallTensors, judged: JudgedPair, entering: Entering, origin: str | None) -> PairDiff:
     causes = [cause for _, explained in judged.parts for cause in explained.causes]
-    causes = [with_lines(with_cut_off(cause, judged.sides, judged.seen), a.call, b.call) for cause in causes]
+    causes = [with_lines(with_cut_off(cause, judged.sides, judged.seen), a, b) for cause in causes]
     after, before, own = judged.after, judged.before, judged.same
     if after is not None and after.within and any(cause.name != UNKNOWN_CAUSE for cause in causes):
         causes = [

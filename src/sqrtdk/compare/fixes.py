@@ -5,7 +5,7 @@ A fix is found by the name of the cause and its codes, most particular first ("p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sqrtdk.compare.inside.suspect import NO_VALUE
@@ -66,11 +66,24 @@ def worded(fix: Message, name: str, written: str, values: Mapping[str, Any] | No
         values: what the sentence may name; None for the values of the fix.
     """
     kind, _, architecture = written.partition(" ")
-    key = f"{name}.{fix.id.rpartition('.')[2]}_{kind}"
     values = {**(fix.values if values is None else values), "arch": architecture}
-    if key not in topic("fixes") or not (names := placeholders(catalogue_text(f"fixes.{key}").en)) <= values.keys():
-        return fix
-    return Message(f"fixes.{key}", **{name: values[name] for name in sorted(names)})
+    own = fix.id.removeprefix("fixes.")
+    for key in _framed((f"{name}.{own.rpartition('.')[2]}", own), kind):
+        names = placeholders(catalogue_text(f"fixes.{key}").en)
+        if names <= values.keys():
+            return Message(f"fixes.{key}", **{name: values[name] for name in sorted(names)})
+    return fix
+
+
+def _framed(keys: Sequence[str], kind: str) -> Iterator[str]:
+    """Yield the keys of the catalogue for a kind of side; a file has the words of a port where it has none of its own.
+
+    Example:
+        >>> list(_framed(("scale.factors", "scale.factors"), "gguf"))[:1]
+        ['scale.factors_port']
+    """
+    for ending in {"gguf": ("gguf", "port"), "port": ("port",)}.get(kind, ()):
+        yield from (key for one in keys if (key := f"{one}_{ending}") in topic("fixes"))
 
 
 def written_as(framework: str, architecture: str) -> str:
