@@ -26,7 +26,7 @@ from sqrtdk.messages._catalogue import topic
 from tests.compare.test_segments import kept
 
 OF_TRIALS = {"norm_eps", "activation"}  # causes outside attention that are tried against a port, or named by a key
-COMPUTED = {"causal", "form", "infinite", "interleaved", "repeated", "set", "drop"}
+COMPUTED = {"causal", "form", "infinite", "interleaved", "repeated", "set", "drop", "written"}
 
 
 def cause(name: str, a: object, b: object, key: str = "", /, codes: tuple[str, ...] = (), **values: object) -> Cause:
@@ -36,7 +36,7 @@ def cause(name: str, a: object, b: object, key: str = "", /, codes: tuple[str, .
 
 K = {"a": "", "b": "", "parts": "k"}
 FIXES = {
-    "scale": (cause("scale", 0.125, 1.0), "scale=0.125 in scaled_dot_product_attention"),
+    "scale": (cause("scale", 0.125, 1.0), "make 0.125 the only factor on q @ k.mT"),
     "softcap": (cause("softcap", 50.0, None), "50 * torch.tanh(z / 50)"),
     "no softcap": (cause("softcap", None, 50.0), "attn_logit_softcapping=None"),
     "causal": (cause("mask_offset", 0, Message("causes.value.none"), codes=("causal",)), "is_causal=True"),

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sqrtdk.audit.tolerance import inverse_root, is_close
+from sqrtdk.audit.written import written_root
 from sqrtdk.compare.inside.suspect import NO_VALUE
 from sqrtdk.compare.records import Cause
 from sqrtdk.messages import Message, catalogue_text, placeholders
@@ -47,6 +49,8 @@ def fix_of(cause: Cause) -> Message | None:
     """
     if not cause.mends:
         return None
+    if (code := _written_scale(cause)) is not None:
+        return Message("fixes.scale.written", now=code[0], right=code[1])
     known, values = topic("fixes"), _values(cause)
     for key in _keys(cause):
         key = _SAME_FIX.get(key, key)
@@ -54,6 +58,17 @@ def fix_of(cause: Cause) -> Message | None:
             fix = Message(f"fixes.{key}", **{name: values[name] for name in sorted(names)})
             return worded(fix, cause.name, cause.written, values)
     return None
+
+
+def _written_scale(cause: Cause) -> tuple[str, str] | None:
+    """Return the root in B's line of the scale, and the root that A's scale is; None if A's is that of no whole number.
+
+    A line of B's own code is read where B ran in this process.
+    """
+    if cause.name != "scale" or not (isinstance(cause.a, float) and isinstance(cause.b, float) and cause.a > 0):
+        return None
+    size = round(cause.a**-2)
+    return written_root(cause.at_b, size) if size > 1 and is_close(cause.a, inverse_root(size)) else None
 
 
 def worded(fix: Message, name: str, written: str, values: Mapping[str, Any] | None = None) -> Message:

@@ -16,7 +16,7 @@ from sqrtdk.messages import Message, Text, said, text_of_value
 from sqrtdk.report.figures import format_number
 
 SAME, DIFFERS, FOLLOWS, UNJUDGED, CANCELS = "same", "differs", "follows", "not compared", "cancels"
-_NUMBERS = re.compile(r"\d+")
+_INTEGERS_OF_PATH = re.compile(r"\d+")
 OUTCOMES_IN_ORDER = (DIFFERS, FOLLOWS, UNJUDGED, SAME)  # of a pair
 STAGE_MARKS = (DIFFERS, FOLLOWS, CANCELS, UNJUDGED, SAME)  # of a stage
 
@@ -100,26 +100,28 @@ def changes_in_b(report: DiffReport) -> tuple[ChangeInB, ...]:
         )
         for key, (cause, fix) in first.items()
     ]  # fmt: skip
-    outside = (ChangeInB(one.fix, one.name, one.at_b, _alike(one)) for one in report.module_causes if one.fix)
+    outside = (ChangeInB(one.fix, one.name, one.at_b, modules_of(one)) for one in report.module_causes if one.fix)
     return (*changes, *outside)
 
 
-def _alike(cause: ModuleCause) -> str:
+def modules_of(cause: ModuleCause) -> str:
     """Return the modules of B with one cause, folded; those of A where B's are not known; "" for one module.
 
     Example:
         >>> one = ModuleCause("norm_eps", "h.0.ln", "layers.0.norm", 1e-5, 1e-3, True, "", ("h.1.ln", "h.2.ln"))
-        >>> _alike(one)
+        >>> modules_of(one)
         'layers.0-2.norm'
     """
     if not cause.others:
         return ""
-    apart = [_NUMBERS.split(path) for path in (cause.site_a, cause.site_b)]
-    numbers = [_NUMBERS.findall(path) for path in (cause.site_a, cause.site_b)]
-    likewise = [_NUMBERS.split(other) == apart[0] for other in cause.others]
+    if cause.site_a == cause.site_b:
+        return site_list((cause.site_b, *cause.others))
+    apart = [_INTEGERS_OF_PATH.split(path) for path in (cause.site_a, cause.site_b)]
+    numbers = [_INTEGERS_OF_PATH.findall(path) for path in (cause.site_a, cause.site_b)]
+    likewise = [_INTEGERS_OF_PATH.split(other) == apart[0] for other in cause.others]
     if numbers[0] != numbers[1] or not all(likewise):
         return Message("diff.terminal.where_a_has", modules=site_list((cause.site_a, *cause.others)))
-    found = map(_NUMBERS.findall, cause.others)
+    found = map(_INTEGERS_OF_PATH.findall, cause.others)
     theirs = ("".join(map("".join, zip_longest(apart[1], each, fillvalue=""))) for each in found)
     return site_list((cause.site_b, *theirs))
 
