@@ -18,12 +18,15 @@ import pytest
 from transformers import PreTrainedModel
 
 from sqrtdk.answers import AnswersReport, diff_answers
+from sqrtdk.answers.dialects import DIALECTS
 from sqrtdk.answers.edited import copy_of, watch_attentions
 from sqrtdk.answers.edits import edits_of
 from sqrtdk.answers.fixes import fix_of_edit
 from sqrtdk.messages import said
+from sqrtdk.messages._catalogue import topic
 from tests.answers.planted import prompts, reference
 from tests.answers.planted_types import TYPES, drawn
+from tests.compare.test_fixes import TORCH_ONLY
 
 ROWS = re.compile(r"w\.reshape\(H, .*?\)\.swapaxes\(1, 2\)")
 TIMES = re.compile(r"multiply the rows of q by ([\d.e+-]+)")
@@ -43,16 +46,49 @@ def test_a_key_has_the_architecture_of_the_file_in_front() -> None:
     config = SimpleNamespace(model_type="gpt_oss", rope_parameters={"rope_type": "default"})
 
     def override(what: str, a: Any, b: Any) -> str:
-        return str(fix_of_edit(what, a, b, kind="openai", config=config).values["override"])  # type: ignore[union-attr]
+        return str(fix_of_edit(what, a, b, kind="llama-server", config=config))
 
-    assert override("base", 150000.0, 1e4) == "gpt-oss.rope.freq_base=float:150000"
-    assert override("window", 128, 64) == "gpt-oss.attention.sliding_window=int:128"
-    assert override("softcap", None, 50.0) == "gpt-oss.attn_logit_softcapping=float:1e9"
-    assert override("linear", 1.0, 4.0) == "gpt-oss.rope.scaling.factor=float:1"
+    assert "--override-kv gpt-oss.rope.freq_base=float:150000," in override("base", 150000.0, 1e4)
+    assert "--override-kv gpt-oss.attention.sliding_window=int:128," in override("window", 128, 64)
+    assert "--override-kv gpt-oss.attn_logit_softcapping=float:1e9," in override("softcap", None, 50.0)
+    assert "--override-kv gpt-oss.rope.scaling.factor=float:1," in override("linear", 1.0, 4.0)
     # B scales less than A does: the factor of its file is not known
-    assert "override-kv" not in fix_of_edit("linear", 1.0, 0.25, kind="openai", config=config)
-    assert "override-kv" not in fix_of_edit("base", 1e4, 5e5, kind="vllm", config=config)
+    assert "override-kv" not in override("linear", 1.0, 0.25)
     assert fix_of_edit("base", None, 5e5) == ""
+
+
+OPTIONS = {
+    "vllm": ('--hf-overrides \'{"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}\'',),
+    "sglang": ('--json-model-override-args \'{"rope_parameters":',),
+    "llama-server": ("--override-kv llama.rope.freq_base=float:10000",),
+    "ollama": ("llama.rope.freq_base=float:10000 in the GGUF file",),
+    "openai": ("vLLM: --hf-overrides", "SGLang: --json-model-override-args", "llama.cpp: --override-kv"),
+    "completions": ("vLLM: --hf-overrides", "SGLang: --json-model-override-args", "llama.cpp: --override-kv"),
+}
+EVERY_OPTION = ("--hf-overrides", "--json-model-override-args", "--override-kv")
+
+
+@pytest.mark.parametrize("kind", DIALECTS)
+def test_a_server_is_told_the_option_that_it_takes(kind: str) -> None:
+    config = drawn("llama").config
+    fix = str(fix_of_edit("base", 10000.0, 5e5, kind=kind, config=config))
+    assert fix.startswith("rotate with base 10000: rope_parameters.rope_theta in the config that B reads")
+    for words in OPTIONS.get(kind, ()):
+        assert words in fix
+    for words in EVERY_OPTION:
+        assert (words in fix) is any(words in option for option in OPTIONS.get(kind, ()))
+
+
+def test_the_field_is_that_of_the_config() -> None:
+    older = SimpleNamespace(model_type="llama", rope_theta=10000.0, layer_norm_eps=1e-5)
+    assert "10000: rope_theta in" in fix_of_edit("base", 10000.0, 5e5, config=older)
+    assert "set layer_norm_eps to" in fix_of_edit("norm_eps", 1e-5, 1e-3, config=older)
+
+
+@pytest.mark.parametrize("key", [key for key in topic("answers") if key.startswith("fix.")])
+def test_no_word_of_torch_is_advised_to_a_server(key: str) -> None:
+    text = topic("answers")[key]
+    assert not TORCH_ONLY.search(f"{text.en} {text.zh}".replace("config", ""))
 
 
 @cache

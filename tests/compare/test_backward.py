@@ -55,6 +55,35 @@ def test_a_wrong_backward_pass_is_found_and_named(name: str) -> None:
         assert wrong == set(FAULTS[name].operands.split(", "))
 
 
+class Attend(torch.autograd.Function):
+    """Attention whose gradient of k lacks the scale."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        w = (q @ k.mT / 8**0.5).softmax(-1)
+        ctx.save_for_backward(q, k, v, w)
+        return w @ v
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, w = ctx.saved_tensors
+        by_weight = given @ v.mT
+        z = w * (by_weight - (by_weight * w).sum(-1, keepdim=True))
+        return z @ k / 8**0.5, z.mT @ q, w.mT @ given
+
+
+def test_the_operand_whose_gradient_differs_first_is_blamed_alone() -> None:
+    ids = torch.arange(12).view(2, 6)
+    report = diff(Stack(), Stack("attend"), {"input_ids": ids}, backward=True)
+    assert report.backward is not None
+    assert {(fault.site, fault.side) for fault in report.backward.faults} == {("blocks.1", "b")}
+    text = " ".join(report.paragraphs)
+    assert "Gradients of k differ in blocks.1, by at most" in text
+    assert "Gradients in blocks.0 differ as well: the backward pass comes there later." in text
+    line = Attend.backward.__code__.co_firstlineno
+    assert f"It is computed in Attend.backward (test_backward.py:{line})." in text
+
+
 @pytest.mark.parametrize("name", ["scale_dk", pytest.param("sinks", marks=pytest.mark.full)])
 def test_equal_backward_passes_agree(name: str) -> None:
     right, inputs = model(name, False)
@@ -96,7 +125,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
-        x = x + self.out(((q @ k.mT * 8**-0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        heads = Attend.apply(q, k, v) if self.fault == "attend" else (q @ k.mT * 8**-0.5).softmax(-1) @ v
+        x = x + self.out(heads.transpose(1, 2).flatten(2))
         y = self.norm(x)
         y = y.detach() if self.fault == "detached" else y
         return x + self.feed(y)

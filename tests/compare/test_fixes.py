@@ -12,7 +12,7 @@ import pytest
 
 from sqrtdk.compare import fixes
 from sqrtdk.compare.causes import CAUSES, MODULE_CAUSE_ROWS, suspect
-from sqrtdk.compare.fixes import fix_of
+from sqrtdk.compare.fixes import fix_of, worded
 from sqrtdk.compare.inside.build import program_of
 from sqrtdk.compare.inside.call_numbers import observe
 from sqrtdk.compare.inside.explain import explain_segment, mends
@@ -21,12 +21,12 @@ from sqrtdk.compare.inside.program import Formula
 from sqrtdk.compare.inside.segments import joined_segments, segments
 from sqrtdk.compare.inside.suspect import BothParts, CauseRow, PartDifference, Sides, formula_pairs
 from sqrtdk.compare.records import Cause
-from sqrtdk.messages import Message, catalogue_text
+from sqrtdk.messages import Message, catalogue_text, placeholders
 from sqrtdk.messages._catalogue import topic
 from tests.compare.test_segments import kept
 
-OUTSIDE_OF_A_FILE = {"norm_eps", "tied_head", "norm_offset"}  # causes outside attention whose fix names a key
-COMPUTED = {"causal", "form", "infinite", "interleaved", "repeated", "set", "drop"}
+OF_TRIALS = {"norm_eps", "activation"}  # causes outside attention that are tried against a port, or named by a key
+COMPUTED = {"causal", "form", "infinite", "interleaved", "repeated", "set", "drop", "written"}
 
 
 def cause(name: str, a: object, b: object, key: str = "", /, codes: tuple[str, ...] = (), **values: object) -> Cause:
@@ -36,7 +36,7 @@ def cause(name: str, a: object, b: object, key: str = "", /, codes: tuple[str, .
 
 K = {"a": "", "b": "", "parts": "k"}
 FIXES = {
-    "scale": (cause("scale", 0.125, 1.0), "scale=0.125 in scaled_dot_product_attention"),
+    "scale": (cause("scale", 0.125, 1.0), "make 0.125 the only factor on q @ k.mT"),
     "softcap": (cause("softcap", 50.0, None), "50 * torch.tanh(z / 50)"),
     "no softcap": (cause("softcap", None, 50.0), "attn_logit_softcapping=None"),
     "causal": (cause("mask_offset", 0, Message("causes.value.none"), codes=("causal",)), "is_causal=True"),
@@ -67,9 +67,26 @@ def test_a_fix_names_no_config_of_transformers_where_b_has_none(of: str) -> None
     for key in (key for key in topic("fixes") if key.endswith(f"_{of}")):
         text = catalogue_text(f"fixes.{key}").en
         assert not re.search("config|rope_theta|_word_embeddings", text)
-        assert key.rpartition("_")[0] in topic("fixes") or key.partition(".")[0] in OUTSIDE_OF_A_FILE
+        assert key.rpartition("_")[0] in topic("fixes") or key.partition(".")[0] in OF_TRIALS
     assert "config" in str(fix_of(cause("softcap", 50.0, None)))
     assert "config" not in str(fix_of(replace(cause("softcap", 50.0, None), written=f"{of} gemma2")))
+
+
+TORCH_ONLY = re.compile(
+    r"torch|\bnn\.|\bF\.|\.view\(|\.mT|\.chunk\(|\.to\(|\.bool\(|GELU|load_state_dict|masked_fill|repeat_interleave"
+    r"|is_causal|attn_mask|apply_rotary|position_ids|transformers|scaled_dot_product|config|tokenizer|strict="
+)
+
+
+@pytest.mark.parametrize("of", ["port", "gguf llama"])
+@pytest.mark.parametrize("key", [key for key in topic("fixes") if not re.search("_(gguf|port)$", key)])
+def test_no_word_of_torch_is_advised_where_b_has_no_torch(key: str, of: str) -> None:
+    names = dict.fromkeys(placeholders(catalogue_text(f"fixes.{key}").en), "x")
+    names |= dict.fromkeys(("a", "b", "parts", "ratio", "own", "theirs"), "x")
+    fix = Message(f"fixes.{key}", **dict.fromkeys(placeholders(catalogue_text(f"fixes.{key}").en), "x"))
+    advised = worded(fix, key.partition(".")[0], of, names)
+    assert not TORCH_ONLY.search(advised)
+    assert not TORCH_ONLY.search(catalogue_text(advised.id).zh)
 
 
 def test_no_fix_is_out_of_reach() -> None:
@@ -79,9 +96,9 @@ def test_no_fix_is_out_of_reach() -> None:
     ids = {id for row in MODULE_CAUSE_ROWS for id in ((row.fix,) if isinstance(row.fix, str) else row.fix) if id}
     outside = {id.removeprefix("fixes.") for id in ids}
     assert outside <= known.keys()
-    own = {re.sub("_(gguf|port)$", "", key) for key in known.keys() - set(fixes._SAME_FIX.values()) - outside}
+    own = {re.sub("_(gguf|port)$", "", key) for key in known} - set(fixes._SAME_FIX.values()) - outside
     assert {key for key in own if key not in sentences and key.rpartition(".")[2] not in COMPUTED} == set()
-    assert {key.partition(".")[0] for key in known.keys() - outside} == {*CAUSES, *OUTSIDE_OF_A_FILE}
+    assert {key.partition(".")[0] for key in own | set(fixes._SAME_FIX.values())} == {*CAUSES, *OF_TRIALS}
 
 
 def _only_to_half(both: BothParts[Formula]) -> PartDifference | None:

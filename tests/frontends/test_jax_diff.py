@@ -23,7 +23,7 @@ CAUSES = {
     "rope_base": ("rope_base", r"concatenate|split|q, k = rope"),
     "rope_missing": ("rope_missing", "q, k = rope|einsum"),
     "mask_offset": ("mask_offset", "dot_product_attention"),
-    "group_order": ("group_order", "jnp.tile|q, k = rope|einsum"),
+    "group_order": ("group_order", "jnp.tile"),
     "softcap": ("softcap", "tanh"),
 }
 MODULES = {

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from sqrtdk.audit.tolerance import inverse_root, is_close
+from sqrtdk.audit.written import written_root
 from sqrtdk.messages import Message, joined
 from sqrtdk.tracing.records import AttentionCall
 
 PAD_MULTIPLES = (8, 16, 32, 64, 128)  # head sizes that kernels pad to
 UNKNOWN_MISTAKE = "unknown"
+OTHER_SIZES = ("model_dim", "head_count", "derived_head", "padded_head")  # the root of another size than d
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,9 @@ class Mistake:
     # Whether no gain, norm or rule gives its value: `heads ** -0.5` is always a mistake, 1 is a rule after a norm.
     unmistakable: bool = False
     words: str = ""  # which of its words the factors of a call single out; see `told_of`
+    dims: int = 0  # d of the calls that made it; 0 if they differ
+    now: str = ""  # the code that makes it, as "/ math.sqrt(self.dim)"; "" if it was not found
+    right: str = ""  # that code with d in place of the other size
 
     @property
     def happened(self) -> str:
@@ -40,7 +45,12 @@ class Mistake:
     @property
     def fix(self) -> str:
         """What to do, one sentence."""
-        return Message(f"rules.mistakes.{self.name}{self.words}.fix")
+        id = f"rules.mistakes.{self.name}{self.words}.fix"
+        if self.now:
+            return Message("rules.mistakes.written", now=self.now, right=self.right, d=self.dims)
+        if self.dims and self.name in OTHER_SIZES:
+            return Message("rules.mistakes.other_size", d=self.dims)
+        return Message(id)
 
     @property
     def fix_declared(self) -> str:
@@ -168,10 +178,18 @@ def told_of(name: str, calls: Iterable[AttentionCall]) -> Mistake:
         name: A key of `MISTAKES`.
         calls: The calls that made the mistake.
     """
+    calls = [*calls]
+    dims = {call.head_dim for call in calls}
+    one = replace(MISTAKES[name], dims=dims.pop() if len(dims) == 1 else 0)
+    if name in OTHER_SIZES and one.dims:
+        found = {written_root(factor.at, one.dims) for call in calls for factor in call.scale.factors}
+        codes = found - {None}
+        if len(codes) == 1 and (code := codes.pop()) is not None:
+            return replace(one, now=code[0], right=code[1])
     if name != "twice":
-        return MISTAKES[name]
+        return one
     kinds = {_factors_of_twice(call) for call in calls}
-    return replace(MISTAKES[name], words=kinds.pop() if len(kinds) == 1 else "")
+    return replace(one, words=kinds.pop() if len(kinds) == 1 else "")
 
 
 def _factors_of_twice(call: AttentionCall) -> str:
@@ -215,5 +233,6 @@ def name_mistake(
             return "twice", Message("rules.alike.one_factor")
     if not alike:
         return UNKNOWN_MISTAKE, None
-    others = alike[1:]
+    # 16 is a size that kernels take: nobody pads it, unless the product shows that
+    others = [name for name in alike[1:] if name != "padded_head" or call.head_dim & (call.head_dim - 1)]
     return alike[0], Message("rules.alike.by_value", others=joined(others, "comma")) if others else None

@@ -239,12 +239,13 @@ def in_order(call: CallTensors) -> CallTensors:
         if known is not None:
             weight, bias = permuted(known.weight, 0), permuted(known.bias, 0)
             known = Projection(known.name, known.input, weight, bias, permuted(known.features, 0))
-        return Vector(
-            permuted(old.values),
-            permuted(factor) if isinstance(factor, Tensor) and factor.dim() == 4 else factor,
-            permuted(old.projected),
-            tuple(Waypoint(step.name, step.detail, permuted(step.values)) for step in old.steps),
-            known,
+        return replace(
+            old,
+            values=permuted(old.values),
+            factor=permuted(factor) if isinstance(factor, Tensor) and factor.dim() == 4 else factor,
+            projected=permuted(old.projected),
+            steps=tuple(Waypoint(step.name, step.detail, permuted(step.values)) for step in old.steps),
+            projection=known,
         )
 
     return replace(

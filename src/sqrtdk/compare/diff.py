@@ -19,6 +19,7 @@ from sqrtdk.compare.backward.words import with_gradients
 from sqrtdk.compare.causes import CAUSES
 from sqrtdk.compare.fixes import worded, written_as
 from sqrtdk.compare.infer.evidence import SEARCH_NUMBERS, SearchWork
+from sqrtdk.compare.inputs import inputs_sentence
 from sqrtdk.compare.inside.explain import first_stage, share_gone
 from sqrtdk.compare.inside.pair import JudgedPair, first_difference, judge_pair
 from sqrtdk.compare.inside.picked import with_picked_masks
@@ -269,6 +270,8 @@ def sides_diff(
         ),
         weights=weights,
     )
+    if report.same and (sentence := inputs_sentence(side_a.inputs, side_b.inputs)) is not None:
+        report = replace(report, paragraphs=(*report.paragraphs, sentence))
     return with_gradients(report, side_a, side_b) if backward else report
 
 
@@ -343,7 +346,7 @@ def _judged(
 
 def _pair(a: CallTensors, b: CallTensors, judged: JudgedPair, entering: Entering, origin: str | None) -> PairDiff:
     causes = [cause for _, explained in judged.parts for cause in explained.causes]
-    causes = [with_lines(with_cut_off(cause, judged.sides, judged.seen), a.call, b.call) for cause in causes]
+    causes = [with_lines(with_cut_off(cause, judged.sides, judged.seen), a, b) for cause in causes]
     after, before, own = judged.after, judged.before, judged.same
     if after is not None and after.within and any(cause.name != UNKNOWN_CAUSE for cause in causes):
         causes = [

@@ -5,9 +5,11 @@ A fix is found by the name of the cause and its codes, most particular first ("p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sqrtdk.audit.tolerance import inverse_root, is_close
+from sqrtdk.audit.written import written_root
 from sqrtdk.compare.inside.suspect import NO_VALUE
 from sqrtdk.compare.records import Cause
 from sqrtdk.messages import Message, catalogue_text, placeholders
@@ -47,6 +49,8 @@ def fix_of(cause: Cause) -> Message | None:
     """
     if not cause.mends:
         return None
+    if (code := _written_scale(cause)) is not None:
+        return Message("fixes.scale.written", now=code[0], right=code[1])
     known, values = topic("fixes"), _values(cause)
     for key in _keys(cause):
         key = _SAME_FIX.get(key, key)
@@ -54,6 +58,17 @@ def fix_of(cause: Cause) -> Message | None:
             fix = Message(f"fixes.{key}", **{name: values[name] for name in sorted(names)})
             return worded(fix, cause.name, cause.written, values)
     return None
+
+
+def _written_scale(cause: Cause) -> tuple[str, str] | None:
+    """Return the root in B's line of the scale, and the root that A's scale is; None if A's is that of no whole number.
+
+    A line of B's own code is read where B ran in this process.
+    """
+    if cause.name != "scale" or not (isinstance(cause.a, float) and isinstance(cause.b, float) and cause.a > 0):
+        return None
+    size = round(cause.a**-2)
+    return written_root(cause.at_b, size) if size > 1 and is_close(cause.a, inverse_root(size)) else None
 
 
 def worded(fix: Message, name: str, written: str, values: Mapping[str, Any] | None = None) -> Message:
@@ -66,11 +81,24 @@ def worded(fix: Message, name: str, written: str, values: Mapping[str, Any] | No
         values: what the sentence may name; None for the values of the fix.
     """
     kind, _, architecture = written.partition(" ")
-    key = f"{name}.{fix.id.rpartition('.')[2]}_{kind}"
     values = {**(fix.values if values is None else values), "arch": architecture}
-    if key not in topic("fixes") or not (names := placeholders(catalogue_text(f"fixes.{key}").en)) <= values.keys():
-        return fix
-    return Message(f"fixes.{key}", **{name: values[name] for name in sorted(names)})
+    own = fix.id.removeprefix("fixes.")
+    for key in _framed((f"{name}.{own.rpartition('.')[2]}", own), kind):
+        names = placeholders(catalogue_text(f"fixes.{key}").en)
+        if names <= values.keys():
+            return Message(f"fixes.{key}", **{name: values[name] for name in sorted(names)})
+    return fix
+
+
+def _framed(keys: Sequence[str], kind: str) -> Iterator[str]:
+    """Yield the keys of the catalogue for a kind of side; a file has the words of a port where it has none of its own.
+
+    Example:
+        >>> list(_framed(("scale.factors", "scale.factors"), "gguf"))[:1]
+        ['scale.factors_port']
+    """
+    for ending in {"gguf": ("gguf", "port"), "port": ("port",)}.get(kind, ()):
+        yield from (key for one in keys if (key := f"{one}_{ending}") in topic("fixes"))
 
 
 def written_as(framework: str, architecture: str) -> str:

@@ -100,6 +100,41 @@ def fit_inputs(module: nn.Module, inputs: Inputs) -> Fitted:
     return Fitted(fitted.inputs, (*fitted.notes, *_unused(left)))
 
 
+def inputs_sentence(a: Inputs | None, b: Inputs | None) -> Message | None:
+    """Return on which inputs two sides were compared, and what only one of them took; None for files without inputs.
+
+    Args:
+        a: what A ran on.
+        b: what B ran on.
+
+    Example:
+        >>> ids = torch.zeros(1, 3, dtype=torch.long)
+        >>> print(inputs_sentence({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, {"input_ids": ids}))
+        Inputs of the comparison: input_ids (1, 3); A alone takes attention_mask (1, 3).
+    """
+    one, other = _shapes(a), _shapes(b)
+    if not one or not other:
+        return None
+    both = [text for name, text in one.items() if other.get(name) == text]
+    if not both:  # `tokens` of a port are the `input_ids`
+        given = {side: joined([*own.values()], "comma") for side, own in (("a", one), ("b", other))}
+        return Message("compare.inputs.compared_as", **given)
+    compared = Message("compare.inputs.compared", inputs=joined(both, "comma"))
+    alone = [
+        Message("compare.inputs.alone", side=side, inputs=joined(left, "comma"))
+        for side, own in (("A", one), ("B", other))
+        if (left := [text for text in own.values() if text not in both])
+    ]
+    return Message("paragraphs.stop", text=joined([compared, *alone]))
+
+
+def _shapes(inputs: Inputs | None) -> dict[str, str]:
+    """Return the tensors of inputs with their shapes, by name or number: "input_ids (1, 14)"."""
+    items = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs or ())
+    shapes = ((str(name), x) for name, x in items if isinstance(x, Tensor))
+    return {name: f"{'' if name.isdecimal() else f'{name} '}{tuple(x.shape)}" for name, x in shapes}
+
+
 def _in_order(takes: Mapping[str, bool], inputs: Mapping[str, Any]) -> Fitted:
     """Return what both sides have by name, if that is all that is needed; else the tensors in order.
 

@@ -6,7 +6,8 @@ head i // (Hq / H). The records describe what ran; with the tensors here it can 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,6 +71,9 @@ class Vector:
         projected: The projection's output; None if unknown.
         steps: Steps between projection and product, in order, without factors.
         projection: The projection; None if unknown.
+        lines: Source lines "myport.py:14" on the way from the projection: "projection"; "split", where features become
+            heads; "grouped", where the heads of q become groups; "order", where heads are picked in another order;
+            "repeat", where k or v is repeated for query heads. Empty in a file.
     """
 
     values: Tensor
@@ -77,6 +81,7 @@ class Vector:
     projected: Tensor | None = None
     steps: tuple[Waypoint, ...] = ()
     projection: Projection | None = None
+    lines: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

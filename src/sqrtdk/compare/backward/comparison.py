@@ -87,7 +87,9 @@ def _faults(side: ModelSide, label: str) -> Iterator[BackwardFault]:
     assert side.module is not None
     for answer in ask(side.module, side.inputs, "gradient").answers:
         if answer.state == BROKEN:
-            yield BackwardFault(label, answer.site, answer.reason)
+            fix = None if answer.finding is None else answer.finding.fix
+            by = str(fix.values["by"]) if isinstance(fix, Message) and fix.id == "laws.gradient.fix_in" else None
+            yield BackwardFault(label, answer.site, answer.reason, by)
 
 
 # -- where the difference enters ---------------------------------------------------------------------------------------

@@ -51,11 +51,13 @@ class BackwardFault:
         side: "a" or "b".
         site: module path of the attention.
         text: what is wrong: "the gradient of k is 4 times the formula's: the scale is missing".
+        by: the custom function that computes it, with its line: "Attend.backward (port.py:14)"; None if autograd does.
     """
 
     side: str
     site: str
     text: str
+    by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk.compare.backward.comparison import compare_backward
-from sqrtdk.compare.backward.records import BackwardDiff, GradientDiff
+from sqrtdk.compare.backward.records import BackwardDiff, BackwardFault, GradientDiff
 from sqrtdk.compare.records import DiffReport
 from sqrtdk.compare.sides import ModelSide
 from sqrtdk.compare.words import short, site_list
@@ -34,10 +34,7 @@ def backward_paragraphs(found: BackwardDiff, forward: bool | None) -> tuple[Mess
     """
     if found.reason is not None:
         return (Message("compare.backward.reason", reason=found.reason),)
-    sentences = [
-        Message("compare.backward.fault", side=fault.side.upper(), site=fault.site or ROOT_NAME, text=fault.text)
-        for fault in found.faults
-    ]
+    sentences = [*map(_fault, found.faults)]
     if found.first_module is not None:
         first = found.first_module
         id = "compare.backward.first" if first.a == first.b else "compare.backward.first_of_two"
@@ -57,6 +54,13 @@ def backward_paragraphs(found: BackwardDiff, forward: bool | None) -> tuple[Mess
     return tuple(sentences)
 
 
+def _fault(fault: BackwardFault) -> Message:
+    words = {"side": fault.side.upper(), "site": fault.site or ROOT_NAME, "text": fault.text}
+    if fault.by is None:
+        return Message("compare.backward.fault", **words)
+    return Message("compare.backward.fault_in", by=fault.by, **words)
+
+
 def _differences(found: BackwardDiff) -> list[Message]:
     """Return a sentence for the attentions and one for the parameters whose gradients differ, with the largest."""
     sentences: list[Message] = []
@@ -65,11 +69,16 @@ def _differences(found: BackwardDiff) -> list[Message]:
         wrong = [one for one in of_kind if one.same is False]
         if not wrong:
             continue
-        worst = max(wrong, key=_difference)
+        # the backward pass reaches the last attention first: what it hands on makes all before it differ
+        last = [one for one in wrong if one.a == wrong[-1].a] if kind == "attention" else wrong
+        before = dict.fromkeys(one.a or ROOT_NAME for one in wrong if one not in last)
+        wrong, worst = last, max(last, key=_difference)
         names = joined([*dict.fromkeys(one.name for one in wrong)], "comma")
         sites = site_list(dict.fromkeys(one.a or ROOT_NAME for one in wrong))
         figures = {"difference": f"{_difference(worst):.3g}", "allowed": short(worst.allowed)}
         sentences.append(Message(id, names=names, sites=sites, **figures))
+        if before:
+            sentences.append(Message("compare.backward.before", sites=site_list(before)))
     return sentences
 
 

@@ -332,8 +332,10 @@ def compare_group_order(both: BothParts[VectorPath]) -> PartDifference | None:
         a, b = _heads(both.a.affine, both.b.affine, a, b)
     if a is None or b is None or a.shape != b.shape or torch.equal(a, b):
         return None
-    heads = b
-    return PartDifference(_list(a), _list(b), edit=lambda path: replace(path, heads=heads), code=_repeat(a.tolist()))
+    heads, code = b, _repeat(a.tolist())
+    if code == _repeat(b.tolist()):  # 1 1 0 0 for 0 0 1 1: repeated alike, in another order
+        code = ""
+    return PartDifference(_list(a), _list(b), edit=lambda path: replace(path, heads=heads), code=code)
 
 
 def _repeat(heads: list[int]) -> str:

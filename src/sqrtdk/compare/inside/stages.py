@@ -19,7 +19,7 @@ from sqrtdk.compare.inside.suspect import NO_VALUE, QKV_LETTERS, STAGES, Sides, 
 from sqrtdk.compare.numbers import span
 from sqrtdk.compare.records import Cause, MaskPicture, Scatter, StageDiff
 from sqrtdk.messages import Message, joined
-from sqrtdk.tracing.records import AttentionCall
+from sqrtdk.tracing.tensors import CallTensors
 
 SOFTCAP_PLACES = {"product": "stages.what.before_scale", "masked": "stages.what.after_mask"}  # of a softcap
 TERM_WORDS = {  # of biases and masks that have a word of their own
@@ -44,7 +44,17 @@ CODE_NAMES = {  # stages of a record, best first: where the stage is computed, o
     "bias": (("logits", "bias"), ("logits", "product")),
     "mask": (("logits", "mask"), ("logits", "product")),
     "sinks": (("logits", "sinks"), ("logits", "product")),
+    "value": (("v", "projection"),),
     "weights": (("weights", "softmax"),),
+}
+# by the code of `head_order`: what is written there in the wrong way, see `Vector.lines`
+ORDER_LINES = {
+    "qkv_mixed": "split",
+    "parts_mixed": "split",
+    "heads_mixed": "split",
+    "channel_first": "split",
+    "heads": "order",
+    "channels": "order",
 }
 DATA_CAUSES = ("weights", "input")  # causes that come from tensors, not from a line of an attention's code
 # a scale maps its own maximum to the largest stored number; rounding may push that slightly beyond
@@ -220,29 +230,48 @@ def with_cut_off(cause: Cause, sides: Sides | None, seen: Mapping[str, ObservedV
     return cause
 
 
-def with_lines(cause: Cause, a: AttentionCall | None, b: AttentionCall | None) -> Cause:
+def with_lines(cause: Cause, a: CallTensors, b: CallTensors) -> Cause:
     """Return the cause with the lines of code of both sides that compute its stage: `at_a` and `at_b`.
 
     If a side lacks the step, its line is that of a step before it; None if unknown. Causes in the data have no lines.
 
     Args:
         cause: any cause.
-        a: record of A's call; None if there is none.
-        b: record of B's call; None if there is none.
+        a: A's call.
+        b: B's call.
     """
     if cause.name in DATA_CAUSES:
         return cause
-    return replace(cause, at_a=_line(cause, a), at_b=_line(cause, b))
+    return replace(cause, at_a=_line(cause, a, cause.a), at_b=_line(cause, b, cause.b))
 
 
-def _line(cause: Cause, call: AttentionCall | None) -> str | None:
+def _line(cause: Cause, tensors: CallTensors, value: str | float | None) -> str | None:
+    if cause.name in ("group_order", "head_order") and (at := _line_of_heads(cause, tensors, value)) is not None:
+        return at
+    call = tensors.call
     if call is None:
         return None
     lines = {(x.where, x.name): x.at for x in reversed(call.stages)} | {("weights", "softmax"): call.softmax_at}
+    lines |= {("v", name): at for name, at in tensors.value.lines.items()}
     places = CODE_NAMES.get(cause.stage, ())
     if cause.name == "length_factor" and places[:1] == CODE_NAMES["query rotation"][:1] and ("k", "scale") in lines:
         places = (("q", "scale"), *places)  # rope(q) * m, rope(k) * m: where the amplitude is multiplied
     return next((at for place in places if (at := lines.get(place)) is not None), None)
+
+
+def _line_of_heads(cause: Cause, tensors: CallTensors, value: str | float | None) -> str | None:
+    """Return where a side splits, orders or repeats the heads, or else projects them; None if unknown."""
+    lines = {"query": tensors.query, "key": tensors.key, "value": tensors.value}[cause.stage].lines
+    if cause.name == "head_order":
+        names = [ORDER_LINES[code] for code in cause.codes if code in ORDER_LINES]
+        return next((lines[name] for name in (*names, "projection") if name in lines), None)
+    first = [int(head) for head in dict.fromkeys(str(value).split()) if head.isdecimal()]
+    if first == sorted(first):  # 0 1 0 1; 1 1 0 0 is an order
+        grouped = tensors.query.lines.get("grouped")
+        if grouped is not None and "repeat" not in lines:
+            return grouped
+        return lines.get("repeat", lines.get("projection"))
+    return next((lines[name] for name in ("order", "repeat", "projection") if name in lines), None)
 
 
 # -- for the eyes: logits of both sides beside one another, and the keys that one mask alone shows ---------------------

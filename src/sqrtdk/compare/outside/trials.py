@@ -33,6 +33,7 @@ from sqrtdk.errors import MODEL_ERRORS
 
 _EPS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1)
 _NORM_NEAR = 1e-5  # relative: norms compute in float32 also when they get float64
+_ONE_ACTIVATION = 1e-6  # relative and absolute: of two forms of one activation
 _SHARE_LEFT = 0.1  # of the difference, at most, with the right setting
 _KNOWN_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -172,9 +173,14 @@ def _activations(
     if best is None or best[0] > _SHARE_LEFT:
         return
     own = type(module).__name__
-    words = {"one": own, "other": best[1]}
+    known = (
+        name
+        for name, function in _KNOWN_ACTIVATIONS.items()
+        if torch.allclose(function(x), y, _ONE_ACTIVATION, _ONE_ACTIVATION)
+    )
+    words = {"one": own, "own": next(known, own), "other": best[1]}
     change = partial(_activate, step.place[0], best[1])
-    row = _ROW("activation", text="outputs.module.other_type", fix="fixes.module_class.set")
+    row = _ROW("activation", text="outputs.module.other_type", fix="fixes.activation.set")
     yield ModuleChange((NamedDifference(row, ModuleDifference(own, best[1], words, change)),), True)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from sqrtdk._sites import common_label, fold, site_name, site_shape
 from sqrtdk.compare.fixes import fix_of
 from sqrtdk.compare.inside.suspect import NO_VALUE
-from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, PairDiff, StageDiff, cause_word
+from sqrtdk.compare.records import UNKNOWN_CAUSE, Cause, DiffReport, ModuleCause, PairDiff, StageDiff, cause_word
 from sqrtdk.compare.words import excess, largest_pair, numbers_masked, shown_causes, site_list, site_text
 from sqrtdk.messages import Message, Text, said, text_of_value
 from sqrtdk.report.figures import format_number
 
 SAME, DIFFERS, FOLLOWS, UNJUDGED, CANCELS = "same", "differs", "follows", "not compared", "cancels"
+_INTEGERS_OF_PATH = re.compile(r"\d+")
 OUTCOMES_IN_ORDER = (DIFFERS, FOLLOWS, UNJUDGED, SAME)  # of a pair
 STAGE_MARKS = (DIFFERS, FOLLOWS, CANCELS, UNJUDGED, SAME)  # of a stage
 
@@ -63,7 +66,7 @@ class ChangeInB:
         fix: What to change.
         cause: Name of the cause.
         at: Its line in B, or None.
-        sites: Where in B, folded: "layers.0-3.attn"; "" for a module outside the attentions.
+        sites: Where in B, folded: "layers.0-3.attn"; "" for one module outside the attentions, which the fix names.
     """
 
     fix: str
@@ -97,8 +100,30 @@ def changes_in_b(report: DiffReport) -> tuple[ChangeInB, ...]:
         )
         for key, (cause, fix) in first.items()
     ]  # fmt: skip
-    outside = (ChangeInB(one.fix, one.name, one.at_b, "") for one in report.module_causes if one.fix)
+    outside = (ChangeInB(one.fix, one.name, one.at_b, modules_of(one)) for one in report.module_causes if one.fix)
     return (*changes, *outside)
+
+
+def modules_of(cause: ModuleCause) -> str:
+    """Return the modules of B with one cause, folded; those of A where B's are not known; "" for one module.
+
+    Example:
+        >>> one = ModuleCause("norm_eps", "h.0.ln", "layers.0.norm", 1e-5, 1e-3, True, "", ("h.1.ln", "h.2.ln"))
+        >>> modules_of(one)
+        'layers.0-2.norm'
+    """
+    if not cause.others:
+        return ""
+    if cause.site_a == cause.site_b:
+        return site_list((cause.site_b, *cause.others))
+    apart = [_INTEGERS_OF_PATH.split(path) for path in (cause.site_a, cause.site_b)]
+    numbers = [_INTEGERS_OF_PATH.findall(path) for path in (cause.site_a, cause.site_b)]
+    likewise = [_INTEGERS_OF_PATH.split(other) == apart[0] for other in cause.others]
+    if numbers[0] != numbers[1] or not all(likewise):
+        return Message("diff.terminal.where_a_has", modules=site_list((cause.site_a, *cause.others)))
+    found = map(_INTEGERS_OF_PATH.findall, cause.others)
+    theirs = ("".join(map("".join, zip_longest(apart[1], each, fillvalue=""))) for each in found)
+    return site_list((cause.site_b, *theirs))
 
 
 def fold_pairs(pairs: Iterable[PairDiff], numbers: bool = True) -> tuple[PairFold, ...]:

@@ -11,7 +11,7 @@ from sqrtdk._language import Language
 from sqrtdk._sites import ROOT_NAME
 from sqrtdk.compare.records import UNKNOWN_CAUSE, DiffReport, SideInfo, Unpaired, kind_word, stage_word
 from sqrtdk.compare.words import share_text, short, shown_causes, site_list, site_text
-from sqrtdk.messages import Message
+from sqrtdk.messages import Message, joined
 from sqrtdk.report.console import TONE_STYLES, TableColumn
 from sqrtdk.report.diff.fold import (
     DIFFERS,
@@ -25,6 +25,7 @@ from sqrtdk.report.diff.fold import (
     changes_in_b,
     fold_pairs,
     largest_left,
+    modules_of,
     outcome,
     outcome_word,
     result_word,
@@ -78,6 +79,7 @@ def to_text(report: DiffReport, *, width: int = 80, color: bool = False, languag
             printer.blank()
         _fixes(printer, report)
         _pairs(printer, fold_pairs(report.pairs, numbers=False))
+        _outside(printer, report)
         _alone(printer, report)
         printer.paragraph(_summary(printer, report), most=printer.console.width)
 
@@ -109,6 +111,18 @@ def _pairs(printer: Printer, folds: Sequence[PairFold]) -> None:
         for name in ("site", "first", "cause", *_NUMBERS)
     ]
     printer.table(columns, [_row(printer, fold) for fold in folds])
+    printer.blank()
+
+
+def _outside(printer: Printer, report: DiffReport) -> None:
+    """Print which modules outside the attentions differ, which the table does not show."""
+    if not report.module_causes:
+        return
+    each = (
+        f"{modules_of(one) or one.site_b or ROOT_NAME} ({printer.said(cause_name(one.name))})"
+        for one in report.module_causes
+    )
+    printer.paragraph(Message("diff.terminal.outside", modules=joined([*dict.fromkeys(each)], "comma")))
     printer.blank()
 
 

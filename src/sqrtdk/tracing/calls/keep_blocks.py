@@ -85,11 +85,11 @@ def _joined(parts: Sequence[Vector]) -> Vector:
     projected = [part.projected for part in parts if part.projected is not None]
     names = [(part.factor, [(step.name, step.detail, step.gain) for step in part.steps]) for part in parts]
     if len(parts) == 1 or len(projected) < len(parts) or any(_unlike(one, names[0]) for one in names):
-        return first if len(parts) == 1 else Vector(values)
+        return first if len(parts) == 1 else Vector(values, lines=first.lines)
     steps = tuple(_step([part.steps[at] for part in parts]) for at in range(len(first.steps)))
     projections = [part.projection for part in parts if part.projection is not None]
     projection = _projection(projections) if len(projections) == len(parts) else None
-    return Vector(values, first.factor, torch.cat(projected, 2), steps, projection)
+    return Vector(values, first.factor, torch.cat(projected, 2), steps, projection, first.lines)
 
 
 def _unlike(one: tuple[object, object], other: tuple[object, object]) -> bool:

@@ -18,7 +18,7 @@ from sqrtdk.tracing.probe.norms import name_of_gain, norm_within
 from sqrtdk.tracing.readback.lineage import follow_side, unprobed
 from sqrtdk.tracing.readback.regroup import REJOINED, regrouped
 from sqrtdk.tracing.readback.rotations import in_shape
-from sqrtdk.tracing.tape import ops
+from sqrtdk.tracing.tape import ops, places
 from sqrtdk.tracing.tape.graph import before_writes, dominator, written_view
 from sqrtdk.tracing.tape.node import Node
 from sqrtdk.tracing.tensors import Projection, Vector, Waypoint
@@ -70,6 +70,10 @@ def vector(place: VectorUse) -> Vector:
     has the projected values and the steps before that one.
     """
     way = _VectorPath(place)
+    return replace(_followed(way), lines=_lines(way))
+
+
+def _followed(way: _VectorPath) -> Vector:
     used, starts = way.used, {root: root.value for root in way.roots if root.value is not None}
     if len(starts) < len(way.roots):
         return Vector(used)
@@ -106,6 +110,28 @@ def vector(place: VectorUse) -> Vector:
         projected = used  # one tensor is kept instead of two equal ones
     number = float(factor) if factor.numel() == 1 else factor
     return Vector(used, number, projected, tuple(steps), _projection(way, projected))
+
+
+def _lines(way: _VectorPath) -> dict[str, str]:
+    """Return the source lines of what `Vector.lines` names: the first of its kind, but the last that moves heads."""
+    found: dict[str, Node] = {}
+    for node in sorted(way.nodes, key=lambda node: node.serial):
+        main = node.main()
+        if node in way.roots or main is None:
+            continue
+        parents = [parent for parent in node.parents() if parent.act]
+        if math.prod(node.shape) > math.prod(main.shape) and (node.op in ops.VIEWS or len(parents) > len({*parents})):
+            found.setdefault("repeat", node)  # cat([k] * n, 1) too
+        elif node.op in ops.SPLITTING:
+            if main.shape and node.shape and node.shape[-1] < main.shape[-1]:
+                found.setdefault("split", node)
+            if len(node.shape) > max(4, len(main.shape)):  # q.view(B, L, KV, n, E)
+                found["grouped"] = node
+        elif node.op in ops.REORDERING:
+            found["order"] = node
+    if len(way.roots) == 1:
+        found["projection"] = way.roots[0]
+    return {name: at for name, node in found.items() if (at := places.place_text(node.place)) is not None}
 
 
 def share_tensors(vectors: list[Vector]) -> list[Vector]:
@@ -217,6 +243,7 @@ class _VectorPath:
     Attributes:
         used: The values at the use, arranged.
         spans: Steps, last one first.
+        nodes: All nodes of the way, without those inside of steps.
         roots: Nodes where the way begins, usually one projection.
         shift: First sum with a vector that is not an activation, such as a bias added separately: `x @ w.T + b`.
     """
@@ -227,11 +254,12 @@ class _VectorPath:
         self.spans: list[_Span] = []
         self.roots: list[Node] = []
         self.shift: Node | None = None
-        queue, known = [place.node], set[Node]()
+        self.nodes: set[Node] = set()
+        queue = [place.node]
         while queue:
             node = queue.pop(0)
-            if node not in known:
-                known.add(node)
+            if node not in self.nodes:
+                self.nodes.add(node)
                 queue += self._before(node)
 
     def _before(self, node: Node) -> list[Node]:

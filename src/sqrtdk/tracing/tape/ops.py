@@ -16,6 +16,10 @@ _EXPANDING = frozenset({"expand", "repeat", "repeat_interleave", "unsqueeze", "s
 _INDEXING = frozenset({"index_select", "index", "as_strided", "alias"})
 _COMPLEX = frozenset({"view_as_real", "view_as_complex", "_conj"})
 
+# Operations that may give heads another order, and those that may cut features into heads.
+REORDERING = frozenset({"roll", "flip"}) | _INDEXING - {"alias"}
+SPLITTING = RESHAPES | _PIECES
+
 # Same numbers, another shape or order: replayed on the projection to bring it into the product's layout.
 VIEWS = RESHAPES | _ORDERS | _PIECES | _EXPANDING | _INDEXING | _COMPLEX
 
