@@ -118,10 +118,10 @@ def _outside(printer: Printer, report: DiffReport) -> None:
     """Print which modules outside the attentions differ, which the table does not show."""
     if not report.module_causes:
         return
-    each = (
-        f"{modules_of(one) or one.site_b or ROOT_NAME} ({printer.said(cause_name(one.name))})"
+    each = [
+        Message("diff.terminal.of_cause", modules=modules_of(one) or one.site_b or ROOT_NAME, cause=one.name)
         for one in report.module_causes
-    )
+    ]
     printer.paragraph(Message("diff.terminal.outside", modules=joined([*dict.fromkeys(each)], "comma")))
     printer.blank()
 
