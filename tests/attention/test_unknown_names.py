@@ -29,7 +29,11 @@ MODULE: Any = sqrtdk.nn.MultiHeadAttention(8, 2)
         (lambda: sqrtdk.attention(Q, K, V, sliding_window=3), "no argument 'sliding_window'", "Pass window=n"),
         (lambda: sqrtdk.explain(Q, K, V, return_lse=True), "explain has no argument", "AuxRequest(lse=True)"),
         (lambda: sqrtdk.measure(Q, K, V), "measure takes query and key, and no value; got 3", "measure(q, k)"),
-        (lambda: sqrtdk.measure(MODULE, {"x": X}), "query is a tensor; got MultiHeadAttention", "sqrtdk.check(model, in"),
+        (
+            lambda: sqrtdk.measure(MODULE, {"x": X}),
+            "query is a tensor; got MultiHeadAttention",
+            "sqrtdk.check(model, in",
+        ),
         (lambda: sqrtdk.measure(Q, K[:, :1].repeat(1, 3, 1, 1)), "query and key broadcast; got query (1, 2,", "Expand"),
         (lambda: sqrtdk.measure(Q, K.double()), "query and key have one dtype; got query torch.float32", "Cast"),
         (

@@ -175,7 +175,9 @@ def test_a_guessed_verb_leads_to_one_that_there_is(guess: str, tmp_path: Path) -
         assert set(re.findall(r"--[a-z-]+", hint)) <= flags or len(commands) > 1
 
 
-@pytest.mark.parametrize(("verb", "guess"), [(verb, guess) for verb, words in GUESSED_OPTIONS.items() for guess in words])
+@pytest.mark.parametrize(
+    ("verb", "guess"), [(verb, guess) for verb, words in GUESSED_OPTIONS.items() for guess in words]
+)
 def test_a_guessed_option_leads_to_one_that_the_verb_has(verb: str, guess: str, tmp_path: Path) -> None:
     models = ["demo", "demo"][: 1 + (verb == "diff")]
     refused = called(verb, *models, guess, "x", cwd=tmp_path)

@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 import typer
@@ -22,7 +22,7 @@ import typer
 from sqrtdk.cli import guesses
 from sqrtdk.cli.help import HelpfulGroup
 from sqrtdk.cli.output import spoken, tell_reader, write_stderr
-from sqrtdk.cli.process import EXIT_FAILED, INTERRUPTED, interrupted, swallowed
+from sqrtdk.cli.process import EXIT_FAILED, INTERRUPTED, exit_refused, interrupted, swallowed
 from sqrtdk.errors import SqrtdkError, text_of
 from sqrtdk.messages import Message, joined, said, word
 from sqrtdk.report.plain import plain, plain_lines
@@ -53,7 +53,7 @@ _TYPERS_WORDS: Mapping[str, str] = {
 
 @contextlib.contextmanager
 def reported(show_traceback: bool) -> Iterator[None]:
-    """Turn an exception raised inside into a message on stderr and an exit code.
+    """Turn an exception raised inside, and a call of `os._exit`, into a message on stderr and an exit code.
 
     Args:
         show_traceback: whether to print the traceback too; see `fail`.
@@ -62,7 +62,8 @@ def reported(show_traceback: bool) -> Iterator[None]:
         typer.Exit: with code 2 for an error, 130 for Ctrl-C.
     """
     try:
-        yield
+        with exit_refused():
+            yield
     except BaseException as error:  # even SystemExit: the model's code must not choose our exit code
         if isinstance(error, KeyboardInterrupt) or interrupted():  # some libraries turn it into another error
             tell_reader(Message("progress.interrupted"))
@@ -135,7 +136,8 @@ def _in_our_words(refusal: str) -> str:
 def _instead(error: Any) -> Message | None:
     """Return what does what a refused word asked for, or None if nothing is known of it."""
     context = getattr(error, "ctx", None)
-    words = [getattr(error, "option_name", None)] if getattr(error, "option_name", None) else getattr(error, "words", ())
+    option = getattr(error, "option_name", None)
+    words = [option] if option else getattr(error, "words", ())
     path = "" if context is None else context.command_path
     return guesses.instead(path, words, error.format_message()) if path else None
 
