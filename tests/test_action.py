@@ -261,7 +261,7 @@ def test_a_model_that_can_not_be_checked_is_exit_code_2_and_in_the_comment(runne
     assert runner.run("Check") == 0
     assert runner.outputs["exit-code"] == "2"
     comment = Path(runner.outputs["markdown"]).read_text(encoding="utf-8")
-    assert "**not checked** <code>nets:ends</code>: its code ended the process, with exit code 0" in comment
+    assert "**not checked** <code>nets:ends</code>: the model's code ended the process, with exit code 0" in comment
     assert "**not checked** <code>nets:nothing</code>" in comment
     assert "<code>nets:healthy</code>: 1 attention call" in comment
     assert len(json.loads(Path(runner.outputs["sarif"]).read_text(encoding="utf-8"))["runs"]) == 2

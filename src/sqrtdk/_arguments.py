@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 WIDEST_WINDOW = 2**40  # a wider window hides nothing, and sums with it would overflow int64
 
 _FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+_OF_MODELS = (
+    "A model is checked by sqrtdk.check(model, inputs), watched while it trains by sqrtdk.watch(model), and "
+    "sqrtdk.record(model, inputs, path) writes its q, k and v."
+)
 
 
 def fit_at_a_glance(query: Any, key: Any, value: Any) -> bool:
@@ -56,7 +60,8 @@ def check_tensors(query: Any, key: Any, value: Any) -> None:
     named = {"query": query, "key": key, "value": value}
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
-            raise InvalidTypeError(f"{name} is a tensor; got {type(tensor).__name__}", hint="Pass torch tensors.")
+            hint = _OF_MODELS if isinstance(tensor, torch.nn.Module) else "Pass torch tensors."
+            raise InvalidTypeError(f"{name} is a tensor; got {type(tensor).__name__}", hint=hint)
         check_class(name, tensor)
         if tensor.dtype not in _FLOAT_DTYPES:
             raise InvalidTypeError(f"{name} has a real floating dtype; got {tensor.dtype}", hint="Convert it first.")
@@ -68,11 +73,11 @@ def check_tensors(query: Any, key: Any, value: Any) -> None:
                 hint="Add the missing dimensions.",
             )
     if autocast_dtype(query) is None and len({tensor.dtype for tensor in named.values()}) > 1:
-        raise InvalidTypeError(f"query, key and value have one dtype; got {_each('dtype', named)}", hint="Cast them.")
+        names, each = _told_apart(query.dtype, key.dtype, value.dtype)
+        raise InvalidTypeError(f"{names} have one dtype; got {each}", hint="Cast them.")
     if len({tensor.device for tensor in named.values()}) > 1:
-        raise InvalidValueError(
-            f"query, key and value are on one device; got {_each('device', named)}", hint="Move them."
-        )
+        names, each = _told_apart(query.device, key.device, value.device)
+        raise InvalidValueError(f"{names} are on one device; got {each}", hint="Move them.")
     if key.shape[-2] != value.shape[-2]:
         raise InvalidValueError(
             f"key and value have one length; got {key.shape[-2]} and {value.shape[-2]}",
@@ -119,9 +124,10 @@ def check_head_counts(
     if enable_gqa and all(leads):
         heads = [lead[-1] for lead in leads]
         if any(n == 0 or heads[0] % n for n in heads[1:]):
+            names, each = _told_apart(*heads)
             raise InvalidValueError(
-                f"the heads of key and value divide those of query; got {heads[0]} query, {heads[1]} key and "
-                f"{heads[2]} value heads",
+                f"the heads of {names.removeprefix('query and ').removeprefix('query, ')} divide those of query; "
+                f"got heads of {each}",
                 hint="Query heads that share a key head are neighbours.",
             )
         leads = [lead[:-1] for lead in leads]
@@ -130,9 +136,9 @@ def check_head_counts(
     except RuntimeError:
         fewer = not enable_gqa and all(leads) and not any(not lead[-1] or leads[0][-1] % lead[-1] for lead in leads)
         cure = "pass enable_gqa=True: query heads share key heads" if fewer else "expand the batch"
+        names, each = _told_apart(*shapes, alike=shapes[1][:-2] == shapes[2][:-2])
         raise InvalidValueError(
-            f"the leading dimensions of query, key and value broadcast; got {shapes[0]}, {shapes[1]} and {shapes[2]}",
-            hint=f"{cure[0].upper()}{cure[1:]}.",
+            f"the leading dimensions of {names} broadcast; got {each}", hint=f"{cure[0].upper()}{cure[1:]}."
         ) from None
 
 
@@ -325,5 +331,19 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
         return None
 
 
-def _each(what: str, named: dict[str, Tensor]) -> str:
-    return ", ".join(f"{name} {getattr(tensor, what)}" for name, tensor in named.items())
+def _told_apart(query: object, key: object, value: object, alike: bool | None = None) -> tuple[str, str]:
+    """Return the names that an error is about, and what each has; a value as its key is not named: `measure` has none.
+
+    Args:
+        query: what the query has; `key` and `value` likewise.
+        key: what the key has.
+        value: what the value has.
+        alike: whether the value is as the key; None: they are compared.
+
+    Example:
+        >>> _told_apart(8, 3, 3)
+        ('query and key', 'query 8, key 3')
+    """
+    if value == key if alike is None else alike:
+        return "query and key", f"query {query}, key {key}"
+    return "query, key and value", f"query {query}, key {key}, value {value}"

@@ -108,6 +108,8 @@ _NEAR_STATISTICS: Mapping[str, str] = {
     "max": "did you mean 'max_logit'?",
     "max_scores": "did you mean 'max_logit'?",
     "std": "it is the root of 'variance'",
+    "effective_keys": "it is 1 / 'collision', and sqrtdk.measure(q, k) has it",
+    "off_peak": "it is 1 - 'peak', and sqrtdk.measure(q, k) has it without cancellation",
     "var": "did you mean 'variance'?",
     **dict.fromkeys(("logits", "weights", "probs"), "attention(..., return_weights=True) returns the weights"),
 }

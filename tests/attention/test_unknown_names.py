@@ -29,6 +29,23 @@ MODULE: Any = sqrtdk.nn.MultiHeadAttention(8, 2)
         (lambda: sqrtdk.attention(Q, K, V, sliding_window=3), "no argument 'sliding_window'", "Pass window=n"),
         (lambda: sqrtdk.explain(Q, K, V, return_lse=True), "explain has no argument", "AuxRequest(lse=True)"),
         (lambda: sqrtdk.measure(Q, K, V), "measure takes query and key, and no value; got 3", "measure(q, k)"),
+        (
+            lambda: sqrtdk.measure(MODULE, {"x": X}),
+            "query is a tensor; got MultiHeadAttention",
+            "sqrtdk.check(model, in",
+        ),
+        (lambda: sqrtdk.measure(Q, K[:, :1].repeat(1, 3, 1, 1)), "query and key broadcast; got query (1, 2,", "Expand"),
+        (lambda: sqrtdk.measure(Q, K.double()), "query and key have one dtype; got query torch.float32", "Cast"),
+        (
+            lambda: sqrtdk.measure(Q, K[:, :1].repeat(1, 3, 1, 1), enable_gqa=True),
+            "the heads of key divide those of query; got heads of query 2, key 3",
+            "neighbours",
+        ),
+        (
+            lambda: sqrtdk.attention(Q, K, V[:, :1].repeat(1, 3, 1, 1)),
+            "query, key and value broadcast; got query (1, 2, 4, 8), key (1, 2, 4, 8), value (1, 3, 4, 8)",
+            "Expand",
+        ),
         (lambda: sqrtdk.measure(Q, K, temperature=2.0), "no argument 'temperature'", "scales.temperature(t)"),
         (
             lambda: sqrtdk.attention(Q, K, V, score=lambda q: q),
@@ -67,6 +84,7 @@ def test_an_unknown_argument_is_told_with_its_cure(call: Callable[[], Any], rule
         (lambda: sqrtdk.testing.assert_atention, "did you mean 'assert_attention'?"),
         (lambda: sqrtdk.lab, "it is the package sqrtdk_lab"),
         (lambda: sqrtdk.measure(Q, K).std, "it is the root of 'variance'"),
+        (lambda: sqrtdk.attention(Q, K, V, return_aux=True)[1].effective_keys, "it is 1 / 'collision'"),
         (lambda: sqrtdk.attention(Q, K, V, return_aux=True)[1].logits, "return_weights=True"),
     ],
 )

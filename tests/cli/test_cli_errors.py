@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from sqrtdk import cli
 from sqrtdk.cli import output
-from sqrtdk.cli.errors import NEW_SPELLINGS, reported
+from sqrtdk.cli.errors import reported
+from sqrtdk.cli.guesses import GUESSED_OPTIONS, GUESSED_VERBS, NEW_SPELLINGS
 from sqrtdk.errors import ModelError
 from tests.cli.commands import EVERY
 from tests.cli.errors import check_error
@@ -74,7 +75,13 @@ REFUSED = {  # a command line: a part of the error, and one of its hint
     "kv demo --cache-scale head": ("--cache-scale head given without", "--cache-dtype int8 --cache-scale head"),
     "check demo --html": ("Option ", "for example: sqrtdk check demo; all options: sqrtdk check --help"),
     "check demo --html --json": ("'--html': --json is an option itself; the value was left out", "sqrtdk check --help"),
-    "chekc": ("No such command", ""),
+    "chekc": ("No such command", "all options: sqrtdk --help"),
+    "./my-model": ("No such command './my-model'", "a model is checked by: sqrtdk check MODEL"),
+    "watch shwo": ("Did you mean 'show'?", "all options: sqrtdk watch --help"),
+    "watch demo": ("No such command 'demo'.", "by sqrtdk.watch(model, to="),
+    "check demo --format json": ("No such option: --format", "each document has an option of its own: --json"),
+    "check demo --json-out r.json": ("No such option: --json-out", "into a file with --output FILE"),
+    "diff demo demo --atol 1e-3": ("No such option: --atol", "there is no tolerance to set"),
     "diff": ("Missing ", "for example: sqrtdk diff demo demo:unscaled; all options: sqrtdk diff --help"),
     "diff demo": ("Missing ", "sqrtdk diff --help"),
     "diff demo demo demo": ("unexpected extra argument", "sqrtdk diff --help"),
@@ -153,6 +160,31 @@ def test_an_old_spelling_says_the_new_one(old: str, tmp_path: Path) -> None:
     verb = next(name for name in (" ".join(words[:2]), words[0]) if name in EVERY)
     flags = {flag for parameter in EVERY[verb][0].params for flag in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= flags
+
+
+@pytest.mark.parametrize("guess", GUESSED_VERBS)
+def test_a_guessed_verb_leads_to_one_that_there_is(guess: str, tmp_path: Path) -> None:
+    refused = called(*guess.split(), "demo", cwd=tmp_path)
+    check_error(refused, f"No such command '{guess.split()[0]}'.")
+    hint = refused.stderr.partition("Hint: ")[2]
+    commands = re.findall(r"sqrtdk (\w+ \w+|\w+)", hint)
+    assert commands or guess == "bench", hint
+    for command in commands:
+        path = command if command in EVERY else command.partition(" ")[0]
+        flags = {flag for parameter in EVERY[path][0].params for flag in parameter.opts}
+        assert set(re.findall(r"--[a-z-]+", hint)) <= flags or len(commands) > 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "guess"), [(verb, guess) for verb, words in GUESSED_OPTIONS.items() for guess in words]
+)
+def test_a_guessed_option_leads_to_one_that_the_verb_has(verb: str, guess: str, tmp_path: Path) -> None:
+    models = ["demo", "demo"][: 1 + (verb == "diff")]
+    refused = called(verb, *models, guess, "x", cwd=tmp_path)
+    check_error(refused, f"No such option: {guess}")
+    options = re.findall(r"--[a-z-]+", refused.stderr.partition("Hint: ")[2])
+    assert options or GUESSED_OPTIONS[verb][guess] in ("no_tolerance", "model")
+    assert set(options) <= {flag for parameter in EVERY[verb][0].params for flag in parameter.opts}
 
 
 CHOICES = {  # of an option that takes any text

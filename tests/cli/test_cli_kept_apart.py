@@ -69,7 +69,38 @@ def test_an_interrupted_check_reports_what_is_finished(sqrtdk: Warm, nets: Path,
     document = json.loads(done.stdout)
     assert [one["model"]["id"] for one in document["models"]] == ["deadly:net"]
     assert [one["error"] for one in document["not_checked"]] == ["Interrupted."] * 2
+    assert document["exit_code"] == 130  # as the process
+    assert "Exit code 130" in done.stderr
     assert list(nets.glob("sqrtdk-*")) == []
+
+
+@pytest.mark.parametrize("verb", [["check"], ["diff", "demo"]])
+def test_a_single_model_that_ends_the_process_does_not_look_fine(nets: Path, verb: list[str]) -> None:
+    done = called(*verb, "deadly:exits", cwd=nets, PYTHONPATH=f"{nets}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    check_error(done, "the model's code ended the process, with exit code 0", "os._exit")
+
+
+def test_a_first_baseline_of_several_says_what_it_accepts(nets: Path) -> None:
+    done = called("check", "demo", "demo:unscaled", "--laws", "none", "--baseline", "b.json", "--update", cwd=nets)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("demo")]
+    assert lines[0].startswith("demo  3 attentions: 3 exact.")
+    assert lines[1].startswith("demo:unscaled  3 attentions: 3 unexplained. ")
+
+
+def test_a_model_that_is_lost_stays_in_the_baseline_and_fails(nets: Path) -> None:
+    """One model has a fault that the baseline knows, one has a new one, one can't be loaded."""
+    three = ("demo", "demo:unscaled", "deadly:net")
+    assert called("check", *three, "--laws", "none", "--baseline", "b.json", "--update", cwd=nets).returncode == 0
+    (nets / "deadly.py").write_text("raise RuntimeError('broken')")
+    again = called("check", *three, "--laws", "none", "--baseline", "b.json", "--json", cwd=nets)
+    assert again.returncode == 2, again.stderr
+    document = json.loads(again.stdout)
+    assert [one["exit_code"] for one in document["models"]] == [0, 0]
+    assert [one["model"] for one in document["not_checked"]] == ["deadly:net"]
+    renewed = called("check", *three, "--laws", "none", "--baseline", "b.json", "--update", cwd=nets)
+    assert renewed.returncode == 2
+    assert "deadly:net" in (nets / "b.json").read_text()
 
 
 @pytest.mark.parametrize("where", [["demo", "--baseline", "b.json"], ["http://127.0.0.1:9/v1"]])

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
+from sqrtdk.audit.multipliers import by_config
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.audit.several import CheckedModel, SeveralReport
 from sqrtdk.report.check import several as drawn
@@ -98,6 +99,29 @@ def test_the_worst_comes_first_and_the_worst_exit_code_counts() -> None:
     assert report.exit_code == 2
     assert dataclasses.replace(report, models=report.models[:2]).exit_code == 1
     assert dataclasses.replace(report, models=report.models[:1]).exit_code == 0
+
+
+def test_the_line_of_a_healthy_model_has_the_scale_that_its_config_declares() -> None:
+    by = by_config("attention_multiplier", "1", "sources.field.granite")
+    fine = healthy(2)
+    calls = tuple(
+        dataclasses.replace(judged, verdict="declared", declared_by=by, declared_at="m/config.json:9")
+        for judged in fine.calls
+    )
+    ratio = calls[0].call.scale.ratio
+    model = named(dataclasses.replace(fine, calls=calls, findings=()), "m")
+    assert model.healthy
+    line = str(drawn.one_line(model))
+    assert f"ratio {ratio:.3f} by config.attention_multiplier = 1 (Granite: the scale itself), m/config.json:9" in line
+    assert line.count("ratio") == 1
+    assert "ratio" not in str(drawn.one_line(named(fine, "m")))
+
+
+def test_an_interrupted_check_ends_with_its_own_exit_code() -> None:
+    report = dataclasses.replace(some(), interrupted=True)
+    document = json.loads(drawn.to_json(report))
+    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    assert document["exit_code"] == report.exit_code == 130
 
 
 def test_the_document_of_each_model_is_that_of_a_check_of_it_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from sqrtdk.audit.baseline import BaselineComparison
@@ -12,6 +13,7 @@ NOT_CHECKED = "not_checked"  # outcome of a model that could not be loaded or ru
 MODEL_OUTCOMES = (NOT_CHECKED, "failed", "changed", "findings", "incomplete", "warnings", "scales", "passed")
 HEALTHY = ("scales", "passed")  # one line says it all
 EXIT_NOT_CHECKED = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class SeveralReport:
         fail_on: The bar, as of `CheckReport`.
         not_in_run: Models that the baseline holds and the command line does not name.
         repeated: Models that the command line names more than once, which are checked once.
+        interrupted: Whether Ctrl-C cut the check short.
     """
 
     models: tuple[CheckedModel, ...]
@@ -73,11 +76,12 @@ class SeveralReport:
     fail_on: str = "fail"
     not_in_run: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
+    interrupted: bool = False
 
     @property
     def exit_code(self) -> int:
-        """The worst exit code of a model: 2 if one was not checked, else 1 if one fails, else 0."""
-        return max((model.exit_code for model in self.models), default=0)
+        """130 after Ctrl-C, else the worst of a model: 2 if one was not checked, else 1 if one fails, else 0."""
+        return EXIT_INTERRUPTED if self.interrupted else max((model.exit_code for model in self.models), default=0)
 
     @property
     def worst_first(self) -> tuple[CheckedModel, ...]:

@@ -121,13 +121,22 @@ def declared_at(judged: JudgedCall, home: Path | None, lines: Lines) -> str | No
     """
     if judged.declared_by is None or home is None:
         return None
-    declarations = tuple(_sentences(judged.declared_by))
-    fields = [str(sentence.values["field"]) for sentence in declarations if "field" in sentence.values]
-    if not fields and not any(sentence.id == "sources.declared.family" for sentence in declarations):
+    fields = config_fields(judged.declared_by)
+    by_family = any(sentence.id == "sources.declared.family" for sentence in _sentences(judged.declared_by))
+    if not fields and not by_family:
         return None  # an attribute or a norm declares it
     parts = judged.call.site.replace("_", ".").split(".")
     found = (_line(lines, tuple(field.split(".")), parts) or model_type_line(lines, parts) for field in fields or [""])
     return join_lines(f"{config_file(home)}:{line}" for line in found if line)
+
+
+def config_fields(declared_by: str) -> list[str]:
+    """Return the fields of the config that a declaration names; none if a family, an attribute or a norm declares.
+
+    Args:
+        declared_by: Of a `JudgedCall`.
+    """
+    return [str(sentence.values["field"]) for sentence in _sentences(declared_by) if "field" in sentence.values]
 
 
 def _sentences(text: object) -> Iterator[Message]:

@@ -15,9 +15,9 @@ from sqrtdk._language import Choice
 from sqrtdk.cli import options
 from sqrtdk.cli.audit_reports import AuditReports, written
 from sqrtdk.cli.errors import fail, words_of
-from sqrtdk.cli.kept_apart import NOTHING_KEPT, Kept, exit_code
+from sqrtdk.cli.kept_apart import NOTHING_KEPT, Kept
 from sqrtdk.cli.output import colors, print_text, tell_reader, width, working, write_stderr
-from sqrtdk.cli.process import interrupted
+from sqrtdk.cli.process import INTERRUPTED, interrupted
 from sqrtdk.errors import INTERRUPTS
 from sqrtdk.messages import Message
 from sqrtdk.models.config import read_config_dict
@@ -61,6 +61,11 @@ class Several:
         """The models, each once."""
         return list(dict.fromkeys(self.models))
 
+    @property
+    def _cut_short(self) -> bool:
+        """Whether Ctrl-C ended the check before all were checked."""
+        return self.kept.stopped or interrupted()
+
     def check(self) -> int:
         """Audit the models one by one, show one report on all, and return the worst exit code.
 
@@ -87,7 +92,7 @@ class Several:
         """
         from sqrtdk import _files
         from sqrtdk.audit.baseline_file import ledger_with_config, read_for_update
-        from sqrtdk.report.check.baseline import to_file
+        from sqrtdk.report.check.baseline import ledger_line, to_file
 
         _files.check_writable(file, force=True)  # before the models run
         before = read_for_update(file, self.wanted.force)
@@ -97,7 +102,13 @@ class Several:
             self._show([self._compared(model, before, str(file)) for model in checked], "never", before)
         _files.write_text(file, to_file(*(before | now).values()), force=True)
         tell_reader(Message("progress.baseline", path=plain(str(file))))
-        return exit_code(max((model.exit_code for model in checked if model.report is None), default=0), self.kept)
+        if not before and not self.wanted:  # what a first file accepts is shown by nothing else
+            language = options.language_of_choice(self.lang)
+            for name, ledger in now.items():
+                write_stderr(f"{plain(name)}  {ledger_line(ledger, language)}")
+        if self._cut_short:
+            return INTERRUPTED
+        return max((model.exit_code for model in checked if model.report is None), default=0)
 
     def _each(self, fail_on: str) -> list[CheckedModel]:
         """Audit each model, once if it is named twice; after Ctrl-C none of those that are left."""
@@ -159,7 +170,9 @@ class Several:
 
         left = tuple(name for name in before or () if name not in self.models)
         repeated = tuple(name for name in dict.fromkeys(self.models) if self.models.count(name) > 1)
-        several = SeveralReport(tuple(models), shlex.join(["sqrtdk", *sys.argv[1:]]), fail_on, left, repeated)
+        several = SeveralReport(
+            tuple(models), shlex.join(["sqrtdk", *sys.argv[1:]]), fail_on, left, repeated, self._cut_short
+        )
         language = options.language_of_choice(self.lang)
         lost = {model.name: str(model.error) for model in several.not_checked}
         documents = {
@@ -176,7 +189,7 @@ class Several:
         elif several.models:  # of files that are no configs there is nothing to say
             settings: Any = {"width": width(), "color": colors(), "language": language}
             print_text(drawn.to_text(several, reasons=self.reasons, **settings))
-        return exit_code(several.exit_code, self.kept)
+        return several.exit_code
 
 
 def audit_static(model: str, loading: LoadOptions) -> CheckReport:

@@ -14,42 +14,20 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 import typer
 
+from sqrtdk.cli import guesses
 from sqrtdk.cli.help import HelpfulGroup
 from sqrtdk.cli.output import spoken, tell_reader, write_stderr
-from sqrtdk.cli.process import EXIT_FAILED, INTERRUPTED, interrupted, swallowed
+from sqrtdk.cli.process import EXIT_FAILED, INTERRUPTED, exit_refused, interrupted, swallowed
 from sqrtdk.errors import SqrtdkError, text_of
 from sqrtdk.messages import Message, joined, said, word
 from sqrtdk.report.plain import plain, plain_lines
 
 _MOST_ERROR_LINES = 12
-NEW_SPELLINGS: Mapping[str, str] = {  # removed verbs and options, as they were typed -> the command now
-    "baseline": "sqrtdk check MODEL --baseline FILE",
-    "baseline check": "sqrtdk check MODEL --baseline FILE",
-    "baseline write": "sqrtdk check MODEL --baseline FILE --update",
-    "configs": "sqrtdk check --static FILE...",
-    "watch report": "sqrtdk watch show RUN --html FILE",
-    "check --like": "sqrtdk diff MODEL GRAPH",
-    "check --kv-dtype": "sqrtdk kv MODEL --cache-dtype FORMAT",
-    "check --kv-scale": "sqrtdk kv MODEL --cache-dtype FORMAT --cache-scale GRAIN",
-    "check --kv-rows": "sqrtdk kv MODEL --rows N",
-    "diff --attn-a": "sqrtdk diff A B --a attn=VALUE",
-    "diff --attn-b": "sqrtdk diff A B --b attn=VALUE",
-    "diff --dtype-a": "sqrtdk diff A B --a dtype=VALUE",
-    "diff --dtype-b": "sqrtdk diff A B --b dtype=VALUE",
-    "diff --device-a": "sqrtdk diff A B --a device=VALUE",
-    "diff --device-b": "sqrtdk diff A B --b device=VALUE",
-    "diff --revision-a": "sqrtdk diff A B --a revision=VALUE",
-    "diff --revision-b": "sqrtdk diff A B --b revision=VALUE",
-}
-_INSTEAD: Mapping[tuple[str, str], str] = {  # of removed features: (command, how typer refuses it) -> id of a hint
-    ("sqrtdk", "No such command 'bench'"): "errors.usage.bench",
-    ("sqrtdk app", "Got unexpected extra argument"): "errors.usage.app_file",
-}
 _ALIKE = re.compile(r" \(Possible options: .+\)$| Did you mean .+\?$")
 # How typer words usage errors, each with the id of its sentence. A reason is worded by one of the patterns below it.
 _TYPERS_WORDS: Mapping[str, str] = {
@@ -75,7 +53,7 @@ _TYPERS_WORDS: Mapping[str, str] = {
 
 @contextlib.contextmanager
 def reported(show_traceback: bool) -> Iterator[None]:
-    """Turn an exception raised inside into a message on stderr and an exit code.
+    """Turn an exception raised inside, and a call of `os._exit`, into a message on stderr and an exit code.
 
     Args:
         show_traceback: whether to print the traceback too; see `fail`.
@@ -84,7 +62,8 @@ def reported(show_traceback: bool) -> Iterator[None]:
         typer.Exit: with code 2 for an error, 130 for Ctrl-C.
     """
     try:
-        yield
+        with exit_refused():
+            yield
     except BaseException as error:  # even SystemExit: the model's code must not choose our exit code
         if isinstance(error, KeyboardInterrupt) or interrupted():  # some libraries turn it into another error
             tell_reader(Message("progress.interrupted"))
@@ -127,11 +106,11 @@ def words_of(error: BaseException, show_traceback: bool = False) -> tuple[str, s
     hint: str
     if hasattr(error, "format_message"):  # a ClickException; typer has classes of that name in several modules
         refusal = error.format_message().replace(": Value error, ", ": ", 1)
-        now = _spelled_now(error)
-        if now is not None:  # what looks alike is not what is meant
-            refusal, hint = _ALIKE.sub("", refusal), Message("errors.usage.now", command=now)
+        instead = _instead(error)
+        if instead is not None:  # what looks alike is not what is meant
+            refusal, hint = _ALIKE.sub("", refusal), instead
         else:
-            hint = _how_it_is_used(error, refusal)
+            hint = _how_it_is_used(error)
         message = _in_our_words(refusal)
     elif isinstance(error, SqrtdkError):
         message, hint = error.message, error.hint
@@ -154,27 +133,23 @@ def _in_our_words(refusal: str) -> str:
     return refusal
 
 
-def _spelled_now(error: Any) -> str | None:
-    """Return the command that replaces a removed verb or option, or None if that is not what was refused."""
-    context, words = getattr(error, "ctx", None), getattr(error, "words", ())
+def _instead(error: Any) -> Message | None:
+    """Return what does what a refused word asked for, or None if nothing is known of it."""
+    context = getattr(error, "ctx", None)
     option = getattr(error, "option_name", None)
-    if context is None or not (option or words):
-        return None
-    return new_spelling(context.command_path, option, words)
+    words = [option] if option else getattr(error, "words", ())
+    path = "" if context is None else context.command_path
+    return guesses.instead(path, words, error.format_message()) if path else None
 
 
-def _how_it_is_used(error: Any, refusal: str) -> str:
-    """Return the hint of a usage error: what replaces a removed feature, or an example and where to find options."""
+def _how_it_is_used(error: Any) -> str:
+    """Return the hint of a usage error: an example, and where to find the options."""
     context = getattr(error, "ctx", None)
     if context is None:
         return ""
-    path = context.command_path
-    for (command, begin), instead in _INSTEAD.items():
-        if command == path and refusal.startswith(begin):
-            return Message(instead)
     if isinstance(context.command, HelpfulGroup):
-        return Message("errors.usage.all_options", verb=path)
-    return Message("errors.usage.example", example=context.command.first_example(), verb=path)
+        return Message("errors.usage.all_options", verb=context.command_path)
+    return Message("errors.usage.example", example=context.command.first_example(), verb=context.command_path)
 
 
 class PlainMessages:
@@ -242,22 +217,3 @@ def _show(text: str) -> None:
         sys.stderr.write(text + "\n")
     except Exception:
         write_stderr(text)
-
-
-def new_spelling(path: str, option: str | None, words: Sequence[str]) -> str | None:
-    """Return the command that replaces what was refused, or None if nothing of that name was there.
-
-    Args:
-        path: of the verb or group that refused it: "sqrtdk diff".
-        option: that it does not know; None if it does not know a verb.
-        words: that follow the path, the first of them the verb that it does not know.
-
-    Example:
-        >>> new_spelling("sqrtdk", None, ["baseline", "write", "demo"])
-        'sqrtdk check MODEL --baseline FILE --update'
-        >>> new_spelling("sqrtdk diff", "--dtype-b", [])
-        'sqrtdk diff A B --b dtype=VALUE'
-    """
-    above = path.split()[1:]
-    typed = [[*above, option]] if option is not None else [[*above, *words[:2]], [*above, *words[:1]]]
-    return next((NEW_SPELLINGS[key] for key in map(" ".join, typed) if key in NEW_SPELLINGS), None)

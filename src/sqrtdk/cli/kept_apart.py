@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from sqrtdk.cli.errors import fail, words_of
 from sqrtdk.cli.output import tell_reader
-from sqrtdk.cli.process import INTERRUPTED, interrupted, is_program
+from sqrtdk.cli.process import INTERRUPTED, is_program
 from sqrtdk.errors import ModelError
 from sqrtdk.messages import Message
 from sqrtdk.report.plain import plain
@@ -124,11 +124,6 @@ def _died_at(folder: Path) -> int | None:
     files = [file for file in folder.iterdir() if file.suffix in (".started", ".done", ".lost")]
     over = {file.stem for file in files if file.suffix != ".started"}
     return max((int(file.stem) for file in files if file.stem not in over), default=None)
-
-
-def exit_code(code: int, kept: Kept) -> int:
-    """Return the exit code of a report; that of Ctrl-C if it cut the check short."""
-    return INTERRUPTED if kept.stopped or interrupted() else code
 
 
 if sys.platform != "win32":

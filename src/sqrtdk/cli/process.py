@@ -13,12 +13,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from sqrtdk.cli.output import end_stdout, show_cursor
+from sqrtdk.errors import ModelError
+from sqrtdk.messages import Message
 
 if TYPE_CHECKING:
     from sqrtdk.ranks.group import RankGroup
 
 EXIT_FAILED = 2  # usage, configuration or input/output error
 INTERRUPTED = 130
+_end_at_once = os._exit
 _RESEND_INTERRUPT_S = 0.05  # seconds until a swallowed Ctrl-C is sent again
 
 
@@ -34,11 +37,11 @@ class _Interrupts:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.code is not None:
-            os._exit(self.code)
+            _end_at_once(self.code)
         if self.came:
             _leave_children()
             show_cursor()
-            os._exit(INTERRUPTED)
+            _end_at_once(INTERRUPTED)
         self.came = True
         raise KeyboardInterrupt
 
@@ -98,6 +101,29 @@ def handle_interrupts() -> None:
 def is_program() -> bool:
     """Return whether this process runs the program alone, so that it may be forked."""
     return _owned
+
+
+@contextlib.contextmanager
+def exit_refused() -> Iterator[None]:
+    """Let `os._exit` raise while a model's code may run: a check that it ends with 0 would look like a good one.
+
+    A child process still ends by it. Code in C that ends the process is not caught.
+
+    Raises:
+        ModelError: From the call of `os._exit`.
+    """
+    own = os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != own:
+            _end_at_once(status)
+        raise ModelError(Message("errors.model.ended", code=status), hint=Message("errors.hint.ended"))
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = _end_at_once
 
 
 def interrupted() -> bool:

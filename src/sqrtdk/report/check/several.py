@@ -13,15 +13,18 @@ from rich.text import Text
 
 from sqrtdk._json import json_document
 from sqrtdk._language import Language
-from sqrtdk.audit.records import SCHEMA_VERSION
+from sqrtdk.audit.records import SCHEMA_VERSION, CheckReport
 from sqrtdk.audit.several import HEALTHY, CheckedModel, SeveralReport
+from sqrtdk.audit.sources import config_fields
 from sqrtdk.messages import Message, joined
 from sqrtdk.messages import Text as TextOfBoth
 from sqrtdk.report.check import baseline, json, markdown, terminal
 from sqrtdk.report.check.fold import fold_findings, severity_counts, verdict_counts
 from sqrtdk.report.check.headline import headline
 from sqrtdk.report.check.markdown import details, markdown_code, markdown_text
+from sqrtdk.report.check.places import at_text
 from sqrtdk.report.console import TONE_STYLES
+from sqrtdk.report.figures import format_ratio
 from sqrtdk.report.json_values import tool
 from sqrtdk.report.plain import plain
 from sqrtdk.report.printer import Printer, printed
@@ -85,7 +88,27 @@ def one_line(model: CheckedModel) -> TextOfBoth | str:
         return headline(model.report)
     calls = Message("terminal.calls", count=f"{len(model.report.calls):,}")
     verdicts = verdict_counts("words.calls_with", (judged.verdict for judged in model.report.calls))
-    return joined([calls, *verdicts, *severity_counts(model.report.findings).values()], "comma")
+    counts = joined([calls, *verdicts, *severity_counts(model.report.findings).values()], "comma")
+    return joined([counts, *_declared_by_config(model.report)])
+
+
+def _declared_by_config(report: CheckReport) -> list[str]:
+    """Return a sentence for each declaration of a config by which a scale is not that of the rule.
+
+    A model passes with such a scale, and in a line of counts a mistake that was declared would show in nothing.
+    """
+    ratios: dict[tuple[str, str | None], list[float]] = {}
+    for judged in report.calls:
+        by, ratio = judged.declared_by, judged.call.scale.ratio
+        if judged.verdict == "declared" and by and ratio is not None and config_fields(by):
+            ratios.setdefault((by, judged.declared_at), []).append(ratio)
+    sentences: list[str] = []
+    for (by, at), each in ratios.items():
+        ends = [format_ratio(ratio) for ratio in (min(each), max(each))]
+        ratio = ends[0] if ends[0] == ends[1] else Message("several.from_to", least=ends[0], most=ends[1])
+        source = Message("several.by_at", by=by, at=at_text(at)) if at else by
+        sentences.append(Message("several.declared", ratio=ratio, by=source))
+    return sentences
 
 
 def to_text(
