@@ -169,7 +169,7 @@ def test_what_q_is_made_of_before_a_module_is_seen_in_a_model_that_is_one_attent
             return F.scaled_dot_product_attention(q, k, k, scale=1.0)
 
     model = Normed()
-    with Watch(model, every=1) as health:
+    with Watch(model, every=1, on_alarm=lambda _: None) as health:
         model(torch.randn(1, 3, 8))
         health.step()
     assert health.samples[0].calls[0].scale_ratio == pytest.approx(0.25 * math.sqrt(8), rel=1e-5)
