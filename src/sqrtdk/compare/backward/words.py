@@ -34,9 +34,12 @@ def backward_paragraphs(found: BackwardDiff, forward: bool | None) -> tuple[Mess
     """
     if found.reason is not None:
         return (Message("compare.backward.reason", reason=found.reason),)
+    sites: dict[tuple[str, str], list[str]] = {}
+    for fault in found.faults:
+        sites.setdefault((fault.side.upper(), fault.text), []).append(fault.site or ROOT_NAME)
     sentences = [
-        Message("compare.backward.fault", side=fault.side.upper(), site=fault.site or ROOT_NAME, text=fault.text)
-        for fault in found.faults
+        Message("compare.backward.fault", side=side, site=site_list(at), text=text)
+        for (side, text), at in sites.items()
     ]
     if found.first_module is not None:
         first = found.first_module
