@@ -18,7 +18,7 @@ from sqrtdk.tracing.tensors import CallTensors
 _AGREES = 2e-3  # by which a factor may differ from the number that names it, relative
 
 
-def scales_of(call: CallTensors) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def call_scales(call: CallTensors) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the factors of an attention that a backward pass may forget or repeat, each once, without 1.
 
     Returns:
@@ -46,7 +46,7 @@ def factor_name(
 
     Args:
         factor: The gradient divided by the formula's.
-        scales: Scales of the forward pass, as `scales_of` gives them.
+        scales: Scales of the forward pass, as `call_scales` gives them.
         parts: Factors of which they are products.
         group: Number of query heads that share a head of k and v.
         rate: Dropout rate.

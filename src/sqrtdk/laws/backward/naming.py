@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.laws.backward.case import QUERY_KEY_VALUE, Backward, Case, Fault, Wrong, largest_of
-from sqrtdk.laws.backward.factors import factor_name, scales_of
+from sqrtdk.laws.backward.factors import factor_name, call_scales
 from sqrtdk.laws.backward.faults import FormulaSlip, blind_rows, mistakes
 from sqrtdk.laws.backward.formula import FormulaGradients
 from sqrtdk.laws.backward.logits import RIGHT_FORMULA
@@ -165,7 +165,7 @@ def _factor_fault(case: Case, wrong: list[Wrong], factor: float, of_v: float | N
     group = case.call.query.values.shape[1] // case.heads(name) if name in ("k", "v") else 1
     rate = case.call.dropout if case.call.kept is not None else 0.0
     shared = name == "k" and of_v is not None and abs(factor / of_v - 1) < 2e-3
-    scales, parts = scales_of(case.call) if name in ("q", "k") and not shared else ((), ())
+    scales, parts = call_scales(case.call) if name in ("q", "k") and not shared else ((), ())
     code, exact = factor_name(factor, scales, parts, group, rate)
     values = {"factor": f"{exact:.4g}"}
     if code in ("part_missing", "part_twice"):
