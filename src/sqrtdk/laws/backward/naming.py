@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sqrtdk.laws.backward.case import QUERY_KEY_VALUE, Backward, Case, Fault, Wrong, largest_of
-from sqrtdk.laws.backward.factors import factor_name, call_scales
+from sqrtdk.laws.backward.factors import call_scales, factor_name
 from sqrtdk.laws.backward.faults import FormulaSlip, blind_rows, mistakes
 from sqrtdk.laws.backward.formula import FormulaGradients
 from sqrtdk.laws.backward.logits import RIGHT_FORMULA
