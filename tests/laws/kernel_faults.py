@@ -47,7 +47,7 @@ PLANTINGS: dict[str, Planting] = {
         "none: tau",
     ),
     "dense: bias without its gradient": Planting(
-        "dense", "bias", plant(LOGITS, Change("Z + A.to(B)", "Z + A.to(B).detach()")), "none: the bias; none: bias"
+        "dense", "bias", plant(LOGITS, Change("Z + A.to(B)", "Z + A.to(B).detach()")), "none: the bias"
     ),
     "dense: the normaliser is a constant": Planting(
         "dense", "plain",

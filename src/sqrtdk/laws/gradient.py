@@ -16,10 +16,11 @@ all, so that it costs no more than the other laws do; of whole inputs only while
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -33,11 +34,12 @@ from sqrtdk.audit.records import JudgedCall, LawAnswer
 from sqrtdk.errors import INTERRUPTS, kind_and_text
 from sqrtdk.laws.answers import law_broken, law_holds
 from sqrtdk.laws.backward.case import OF_LEARNED, QUERY_KEY_VALUE, Fault
-from sqrtdk.laws.backward.graph import graph_place, nodes_inside, own_backward
-from sqrtdk.laws.backward.handles import Edge, Handle, Reached
+from sqrtdk.laws.backward.graph import graph_place, nodes_behind, nodes_inside, own_backward
+from sqrtdk.laws.backward.handles import Edge, Handle, Reached, edge_of
 from sqrtdk.laws.backward.hooks import HooksWatched
 from sqrtdk.laws.backward.judge import judge_gradients
 from sqrtdk.laws.backward.learned import LearnedParameters
+from sqrtdk.laws.backward.lines import BackwardLines, arguments_of, backward_lines, custom_functions
 from sqrtdk.laws.backward.operands import (
     at_last_output,
     learned_factors,
@@ -50,7 +52,7 @@ from sqrtdk.laws.backward.operands import (
 )
 from sqrtdk.laws.backward.passes import delivered_gradients, gradients_between
 from sqrtdk.laws.backward.traced import noted
-from sqrtdk.laws.backward.words import fault_text
+from sqrtdk.laws.backward.words import fault_text, operands_text
 from sqrtdk.laws.first_tokens import stand_for_all
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.training import module_that_trains, seed_all, without_dropout
@@ -67,18 +69,28 @@ _NUMBER_BYTES = 4
 _KEPT_OF_LOGITS = 4  # the logits, the weights, those after dropout, and a mask
 _KEPT_OF_FEATURES = 32  # what the projections, norms and the MLP of a layer keep of a token, in widths of the model
 _OF_PARAMETERS = (OF_LEARNED, "factor ")  # names of what the run does not compute
+# What a fault asks for, if it is not the formula of dz.
+_FIXES = {
+    **dict.fromkeys(("scale_missing", "scale_twice", "scale_again", "part_missing", "part_twice"), "scale"),
+    **dict.fromkeys(("group", "mean", "group_twice"), "group"),
+    **dict.fromkeys(("rate_missing", "rate_twice", "no_dropout", "dropout_drawn"), "dropout"),
+    "none": "none",
+    "sign": "sign",
+    "swapped": "swapped",
+}
 _MOST_UNJUDGED = 4  # of the parameters that were not judged
 _MOST_RESTORED_BYTES = 2**25  # bytes of buffers that train mode may change
 
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """A fault at an attention."""
+    """A fault at an attention; the custom function whose backward pass has it, and the lines there, if known."""
 
     site: str
     fault: Fault
     dtype: str
     by: str
+    lines: BackwardLines
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
@@ -181,23 +193,39 @@ def _that_trains(subject: Subject) -> Subject:
 
 
 def _answers(findings: Sequence[_Finding]) -> Iterator[LawAnswer]:
-    """Yield an answer for each fault; attentions with the same fault are counted."""
-    groups: dict[tuple[Any, ...], list[_Finding]] = {}
+    """Yield an answer for each fault at each attention."""
+    said: set[tuple[str, str]] = set()
     for one in findings:
-        what = one.fault
-        key = what.code, what.operands, tuple(sorted(map(str, what.values.items()))), what.heads, one.by, one.dtype
-        groups.setdefault(key, []).append(one)
-    for group in groups.values():
-        first = group[0]
-        message = fault_text(first.fault, first.dtype)
-        if (sites := len({one.site for one in group})) > 1:
-            message = Message("laws.gradient.several", what=message, count=sites)
-        severity = "warn" if first.fault.code.startswith("rounded_") else "fail"
-        fix = Message("laws.gradient.fix_in", by=first.by) if first.by else Message("laws.gradient.fix")
-        if first.fault.code == "none" and all(name.startswith(_OF_PARAMETERS) for name in first.fault.operands):
+        fault = one.fault
+        message = fault_text(fault, one.dtype)
+        if (one.site, str(message)) in said:  # of two calls at one module
+            continue
+        said.add((one.site, str(message)))
+        severity, fix = "warn" if fault.code.startswith("rounded_") else "fail", _fix(one)
+        if _is_of_parameter(fault):
             severity, fix = "note", Message("laws.gradient.fix_parameter")  # which may be meant
+        off = fault.off if math.isfinite(fault.off) and fault.code != "none" else None
         source = Message("laws.gradient.source")
-        yield law_broken(LAW, "", severity, first.site, message, fix, source, value=first.fault.off)
+        answer = law_broken(LAW, "", severity, one.site, message, fix, source, value=off)
+        assert answer.finding is not None
+        yield replace(answer, finding=replace(answer.finding, at=one.lines.at or None))
+
+
+def _is_of_parameter(fault: Fault) -> bool:
+    return fault.code == "none" and all(name.startswith(_OF_PARAMETERS) for name in fault.operands)
+
+
+def _fix(one: _Finding) -> Message:
+    """Return what to do about a fault, and where."""
+    kind = _FIXES.get(one.fault.code, "formula")
+    if kind == "none" and not one.by:
+        kind = "cut"
+    fix = Message(f"laws.gradient.fix.{kind}", operands=operands_text(one.fault))
+    name = one.by.partition(" (")[0]
+    if one.lines.code:
+        return Message("laws.gradient.fix_line", by=name, code=one.lines.code, fix=fix)
+    by = f"{name} ({one.lines.at})" if one.lines.at else one.by
+    return Message("laws.gradient.fix_in", by=by, fix=fix) if by else fix
 
 
 @dataclass(slots=True, eq=False)
@@ -276,10 +304,23 @@ class _Run:
         except Exception as error:  # of a backward pass, whose code is the user's
             self.reasons.append(Message("laws.gradient.refused", error=kind_and_text(error, 120)))
             return False
-        by = _own_backward(reached, reached.output) if faults else ""
         dtype = "" if self.subject.itself is not None else _half(call.dtype)
-        self.findings += [_Finding(call.site, fault, dtype, by) for fault in faults]
+        inside = _inside(reached, reached.output) if faults else []
+        for fault in faults:
+            self.findings.append(_Finding(call.site, fault, dtype, *self._place(reached, fault, inside)))
         return judged or bool(faults)
+
+    def _place(self, reached: Reached, fault: Fault, inside: Sequence[Any]) -> tuple[str, BackwardLines]:
+        """Return the custom function whose backward pass has a fault, and its lines; "" if the fault is none of it."""
+        by, functions = own_backward(inside), custom_functions(inside)
+        if not by or len(functions) != 1:
+            return by, BackwardLines()
+        edges = operand_edges(reached, self.subject.module, {})
+        arguments = arguments_of(functions[0], edges)
+        wanted = [arguments.get(name, -1) for name in fault.operands]
+        if fault.code == "none" and all(name in edges for name in fault.operands) and max(wanted) < 0:
+            return "", BackwardLines()  # cut off before the function gets it
+        return by, BackwardLines() if min(wanted) < 0 else backward_lines(functions[0], wanted)
 
     def _faults(self, reached: Reached, most: int) -> tuple[list[Fault], bool]:
         call, parameters = reached.call, dict(named_parameters(self.subject.module))
@@ -318,13 +359,35 @@ class _Run:
         )
         if same and result.faults:  # which of two equal tensors is which can't be told
             raise NotAsked(Message("laws.gradient.one_tensor"))
-        return [*faults, *result.faults], True
+        return _each_once([*faults, *result.faults], edges, parameters), True
 
 
-def _own_backward(reached: Reached, output: Handle) -> str:
-    """Return the custom function among the nodes between the operands and the output."""
+def _each_once(
+    faults: Sequence[Fault], edges: Mapping[str, Edge], parameters: Mapping[str, nn.Parameter]
+) -> list[Fault]:
+    """Return the faults, where those without a gradient are one: a bias is said, and no table behind it once more.
+
+    Args:
+        faults: The faults of an attention.
+        edges: Places of its operands by name.
+        parameters: Parameters of the model by name.
+    """
+    without = [name for fault in faults if fault.code == "none" for name in fault.operands]
+    biases = [edges[name] for name in without if name.startswith("bias ")]
+    behind = {node for edge in biases for node in nodes_behind(graph_place(edge).node)}
+    learned = [name for name in dict.fromkeys(without) if name.startswith(OF_LEARNED)]
+    left = [
+        name for name in learned
+        if graph_place(edge_of(parameters[name.removeprefix(OF_LEARNED)])).node not in behind
+    ]  # fmt: skip
+    others = [one for one in faults if not (one.code == "none" and one.operands[0] in learned)]
+    return [*others, *([Fault(tuple(left), "none")] if left else [])]
+
+
+def _inside(reached: Reached, output: Handle) -> list[Any]:
+    """Return the nodes between the operands and the output."""
     ends = {graph_place(handle.edge).node for handle in reached.handles.values()}
-    return own_backward(nodes_inside([graph_place(output.edge).node], ends))
+    return nodes_inside([graph_place(output.edge).node], ends)
 
 
 def _dropped_unknown(call: CallTensors) -> bool:

@@ -190,6 +190,8 @@ def _answer(answer: Mapping[str, Any], count: int) -> LawAnswer:
             message = Message(
                 "laws.ranks.named", what=message, name=joined(names, "or") if len(names) > 1 else names[0]
             )
+        if "unread" in answer:
+            message = Message("laws.ranks.unread", what=message, reason=read_sentence(answer["unread"]))
         code = answer["names"][0]["name"] if names else ""
         fix = Message(f"laws.ranks.fix.{_FORWARD_FIXES.get(code, code)}") if names else Message("laws.ranks.fix_place")
         return law_broken(LAW, "", "fail", site, message, fix, source)
@@ -211,6 +213,7 @@ def _of_gradient(answer: Mapping[str, Any], count: int) -> LawAnswer:
         message = Message("laws.ranks.gradient_none", **values)
     else:
         message = Message("laws.ranks.gradient_scale", **values, factor=answer["factor"], others=answer["others"])
+    message = Message("laws.ranks.gradients", what=message)
     if answer["behind"]:
         message = Message("laws.ranks.gradient_behind", what=message, parameters=_few(answer["behind"]))
     names = [Message(f"laws.ranks.backward.{one['name']}", **one["values"]) for one in answer["names"]]

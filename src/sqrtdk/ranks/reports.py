@@ -226,6 +226,6 @@ def _notes(count: int, splits: Sequence[AttentionSplit], asked: bool) -> list[st
         said.append(
             Message("ranks.in_order", text=sentence, order=Message(f"ranks.order.{order}")) if order else sentence
         )
-    if not asked and any({"rows", "heads"} & set(split.ways) for split in splits):
+    if not asked and count > 1:
         said.append(Message("ranks.can_be_asked"))
     return said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sqrtdk._sites import ROOT_NAME
@@ -34,7 +35,7 @@ def backward_paragraphs(found: BackwardDiff, forward: bool | None) -> tuple[Mess
     """
     if found.reason is not None:
         return (Message("compare.backward.reason", reason=found.reason),)
-    sentences = [*map(_fault, found.faults)]
+    sentences = _faults(found.faults)
     if found.first_module is not None:
         first = found.first_module
         id = "compare.backward.first" if first.a == first.b else "compare.backward.first_of_two"
@@ -54,11 +55,17 @@ def backward_paragraphs(found: BackwardDiff, forward: bool | None) -> tuple[Mess
     return tuple(sentences)
 
 
-def _fault(fault: BackwardFault) -> Message:
-    words = {"side": fault.side.upper(), "site": fault.site or ROOT_NAME, "text": fault.text}
-    if fault.by is None:
-        return Message("compare.backward.fault", **words)
-    return Message("compare.backward.fault_in", by=fault.by, **words)
+def _faults(faults: Sequence[BackwardFault]) -> list[Message]:
+    """Return a sentence for each fault, with all attentions that have it."""
+    sites: dict[tuple[str, str, str | None], list[str]] = {}
+    for fault in faults:
+        sites.setdefault((fault.side.upper(), fault.text, fault.by), []).append(fault.site or ROOT_NAME)
+    sentences = []
+    for (side, text, by), at in sites.items():
+        words = {"side": side, "site": site_list(at), "text": text}
+        id = "compare.backward.fault" if by is None else "compare.backward.fault_in"
+        sentences.append(Message(id, **words, **({} if by is None else {"by": by})))
+    return sentences
 
 
 def _differences(found: BackwardDiff) -> list[Message]:

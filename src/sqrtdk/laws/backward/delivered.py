@@ -324,7 +324,7 @@ def _is_sum(whole: Tensor | None, parts: Sequence[Tensor]) -> bool:
 
 def _plain(call: CallTensors) -> CallTensors:
     """Return a call whose tensors have no graph and share none of the projections' tensors."""
-    query, key, value = (Vector(one.values.detach()) for one in (call.query, call.key, call.value))
+    query, key, value = (Vector(one.values.detach(), one.factor) for one in (call.query, call.key, call.value))
     terms = tuple(
         replace(term, value=term.value.detach()) if isinstance(term.value, Tensor) else term
         for term in call.terms or ()

@@ -161,22 +161,3 @@ def numbers_text(numbers: Sequence[int]) -> str:
             runs.append([number, number])
     texts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
     return ", ".join(texts[:_MOST_NUMBERS]) + (", ..." if len(texts) > _MOST_NUMBERS else "")
-
-
-def factor_name(factor: float, scale: float | None, group: int, rate: float) -> str:
-    """Return the code of a factor on a gradient: what it comes of.
-
-    Example:
-        >>> factor_name(8.0, 0.125, 1, 0.0), factor_name(-1.0, 0.125, 1, 0.0), factor_name(3.3, 0.125, 1, 0.0)
-        ('scale_missing', 'sign', 'factor')
-    """
-    if abs(factor) < 1e-12:
-        return "none"
-    known: list[tuple[str, float]] = [("sign", -1.0), ("log2_twice", 1.4426950408889634), ("log2", 0.6931471805599453)]
-    if scale:
-        known = [("scale_missing", 1 / scale), ("scale_twice", scale), *known]
-    if group > 1:
-        known += [("mean", 1 / group), ("group_twice", float(group))]
-    if rate:
-        known += [("rate_missing", 1 - rate), ("rate_twice", 1 / (1 - rate))]
-    return next((code for code, value in known if abs(factor / value - 1) < 2e-3), "factor")

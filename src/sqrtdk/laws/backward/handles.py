@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from sqrtdk.laws.backward.learned_path import LearnedPath
 from sqrtdk.tracing import unseen
 from sqrtdk.tracing.records import IN_BLOCKS
-from sqrtdk.tracing.tensors import CallTensors, Vector
+from sqrtdk.tracing.tensors import CallTensors, Term, Vector
 
 Edge = GradientEdge | Tensor  # a place in the graph, or a parameter
 Layout = Callable[[Tensor, int, int, int, int], Tensor]
@@ -265,7 +265,23 @@ def _tensors(structure: Any, found: list[Tensor] | None = None) -> list[Tensor]:
 def _found(call: CallTensors, noted: Sequence[Tensor]) -> Reached:
     reached = Reached(call)
     newest = [*reversed(noted)]
-    for number, term in enumerate(call.terms or ()):
+    for name in _OPERANDS:
+        vector: Vector = getattr(call, name)
+        if not bool(vector.values.any()):  # zeros are also what a factor makes of them, whose gradient is another
+            continue
+        for values, factor in _forms(vector, name):
+            handle = _first(newest, values)
+            if handle is None:
+                continue
+            reached.handles[_SHORT[name]] = handle
+            reached.call = _with_operand(reached.call, name, values, factor)
+            reached.copies[_SHORT[name]] = [one for x in newest if (one := _handle(x, values)) is not None]
+            break
+        else:
+            behind = None if vector.projected is None else _first(newest, vector.projected)
+            if behind is not None:
+                reached.projected[_SHORT[name]] = behind
+    for number, term in enumerate(reached.call.terms or ()):
         if term.name == "bias" and isinstance(term.value, Tensor):
             bias = next((x for x in newest if _same(x, term.value)), None)
             if bias is not None:
@@ -273,29 +289,32 @@ def _found(call: CallTensors, noted: Sequence[Tensor]) -> Reached:
         elif term.name == "sinks" and isinstance(term.value, Tensor):
             sinks = next((x for x in newest if _same(x, term.value)), None)
             reached.sinks = None if sinks is None else edge_of(sinks)
-    for name in _OPERANDS:
-        vector: Vector = getattr(reached.call, name)
-        if not bool(vector.values.any()):  # zeros are also what a factor makes of them, whose gradient is another
-            continue
-        handle = _first(newest, vector.values)
-        if handle is None and name != "query":  # heads that the run repeats behind the tensor that has a gradient
-            for values in _fewer(vector.values):
-                handle = _first(newest, values)
-                if handle is not None:
-                    fewer = replace(vector, values=values)
-                    reached.call = (
-                        replace(reached.call, key=fewer) if name == "key" else replace(reached.call, value=fewer)
-                    )
-                    break
-        if handle is not None:
-            reached.handles[_SHORT[name]] = handle
-            values = getattr(reached.call, name).values
-            reached.copies[_SHORT[name]] = [one for x in newest if (one := _handle(x, values)) is not None]
-        elif vector.projected is not None:
-            behind = _first(newest, vector.projected)
-            if behind is not None:
-                reached.projected[_SHORT[name]] = behind
     return reached
+
+
+def _forms(vector: Vector, name: str) -> Iterator[tuple[Tensor, float]]:
+    """Yield the values that a tensor of the run may have for an operand, and the factor from there to the operand.
+
+    The run may repeat heads of k and v behind the tensor that has a gradient; a custom function may scale q or k
+    inside: `(q * s) @ k.mT`.
+    """
+    bare = [(vector.values, 1.0)]
+    if isinstance(vector.factor, float | int) and vector.factor not in (0.0, 1.0):
+        bare.append((vector.values / vector.factor, float(vector.factor)))
+    for values, factor in bare:
+        yield values, factor
+        if name != "query":
+            for few in _fewer(values):
+                yield few, factor
+
+
+def _with_operand(call: CallTensors, name: str, values: Tensor, factor: float) -> CallTensors:
+    """Return a call with other values of an operand, and what they lack as a factor on the logits."""
+    vector: Vector = getattr(call, name)
+    if factor == 1.0:
+        return call if values is vector.values else replace(call, **{name: replace(vector, values=values)})  # type: ignore[arg-type]
+    terms = (Term("scale", factor), *(call.terms or ()))
+    return replace(call, terms=terms, **{name: replace(vector, values=values, factor=1.0)})  # type: ignore[arg-type]
 
 
 def _fewer(values: Tensor) -> Iterator[Tensor]:

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from sqrtdk.laws.backward.case import QUERY_KEY_VALUE, Backward, Case, Fault, Wrong, largest_of
-from sqrtdk.laws.backward.faults import FormulaSlip, blind_rows, factor_name, mistakes
+from sqrtdk.laws.backward.factors import call_scales, factor_name
+from sqrtdk.laws.backward.faults import FormulaSlip, blind_rows, mistakes
 from sqrtdk.laws.backward.formula import FormulaGradients
 from sqrtdk.laws.backward.logits import RIGHT_FORMULA
 
-_OWN_VALUES = ("factor", "group", "swapped")  # codes whose values tell two faults apart
+_OWN_VALUES = (  # codes whose values tell two faults apart
+    "factor", "scale_missing", "scale_twice", "scale_again", "part_missing", "part_twice", "group", "swapped",
+)  # fmt: skip
 _LEFT = 0.5  # what a name may leave of a difference, for roundings in another order than the run's
 
 
@@ -76,12 +79,12 @@ def named_faults(
 def _explained(case: Case, left: list[Wrong], right: FormulaGradients) -> Iterator[Fault]:
     if not left:
         return
-    simple = {one.name: fault for one in left if (fault := _simple(case, one, right)) is not None}
+    v = next((one for one in left if one.name == "v"), None)
+    gain = None if v is None else _factor(v)
+    simple = {one.name: fault for one in left if (fault := _simple(case, one, right, gain)) is not None}
     if len(simple) == len(left):
         yield from _folded(simple.values())
         return
-    v = next((one for one in left if one.name == "v"), None)
-    gain = None if v is None else _factor(v)
     single: dict[str, Fault] = dict(simple)
     q = [one for one in left if one.name == "q"]
     rows, keys = _left_out(q), _left_out([one for one in left if one.name != "q"])
@@ -105,11 +108,11 @@ def _left_out(wrong: list[Wrong]) -> Tensor | None:
     return None
 
 
-def _simple(case: Case, one: Wrong, right: FormulaGradients) -> Fault | None:
+def _simple(case: Case, one: Wrong, right: FormulaGradients, gain: float | None) -> Fault | None:
     """Return the fault if the gradient is the formula's times a number, another operand's, or one head's of a group."""
     factor = _factor(one)
     if factor is not None:
-        return _factor_fault(case, [one], factor)
+        return _factor_fault(case, [one], factor, gain)
     heads, query_heads = case.heads(one.name), case.call.query.values.shape[1]
     if one.name != "q" and heads < query_heads:
         value, added, squared = (_by_group(x[one.name], heads) for x in (right.values, right.sums, right.squares))
@@ -156,17 +159,18 @@ def _fits_everywhere(one: Wrong, factor: float) -> bool:
     return bool(((one.got - factor * one.right).abs() <= one.allowed * max(1.0, abs(factor))).all())
 
 
-def _factor_fault(case: Case, wrong: list[Wrong], factor: float) -> Fault:
-    scale = 1.0
-    for term in case.call.terms or ():
-        if term.name == "scale":
-            one = isinstance(term.value, float | int) or (isinstance(term.value, Tensor) and term.value.numel() == 1)
-            scale *= float(term.value) if one else math.nan  # type: ignore[arg-type]
+def _factor_fault(case: Case, wrong: list[Wrong], factor: float, of_v: float | None = None) -> Fault:
+    """Return the fault of a factor on a gradient; `of_v` is the factor on that of v, which a group shares with k."""
     name = wrong[0].name
-    known = None if math.isnan(scale) or scale == 1 or name not in ("q", "k") else scale
     group = case.call.query.values.shape[1] // case.heads(name) if name in ("k", "v") else 1
-    code = factor_name(factor, known, group, case.call.dropout if case.call.kept is not None else 0.0)
-    return _fault(wrong, code, {"factor": f"{factor:.4g}"})
+    rate = case.call.dropout if case.call.kept is not None else 0.0
+    shared = name == "k" and of_v is not None and abs(factor / of_v - 1) < 2e-3
+    scales, parts = call_scales(case.call) if name in ("q", "k") and not shared else ((), ())
+    code, exact = factor_name(factor, scales, parts, group, rate)
+    values = {"factor": f"{exact:.4g}"}
+    if code in ("part_missing", "part_twice"):
+        values["part"] = f"{exact if code == 'part_twice' else 1 / exact:.4g}"
+    return _fault(wrong, code, values)
 
 
 def _right_of(case: Case, name: str, got: Mapping[str, Tensor | None], right: FormulaGradients) -> bool:

@@ -21,8 +21,7 @@ def fault_text(fault: Fault, dtype: str = "") -> Message:
     values = {**fault.values}
     if fault.code == "unknown" or fault.code.startswith("rounded_"):
         values |= {"off": f"{fault.off:.2g}", "allowed": f"{fault.allowed:.2g}"}
-    operands = joined([_operand(name) for name in fault.operands], "comma")
-    text = Message(f"laws.gradient.what.{fault.code}", operands=operands, **values)
+    text = Message(f"laws.gradient.what.{fault.code}", operands=operands_text(fault), **values)
     parts = [
         Message(f"laws.gradient.where.{name}", numbers=numbers_text(numbers))
         for name, numbers in (("samples", fault.samples), ("heads", fault.heads), ("rows", fault.rows))
@@ -30,6 +29,11 @@ def fault_text(fault: Fault, dtype: str = "") -> Message:
     ]
     parts += [Message("laws.gradient.where.dtype", dtype=dtype)] if dtype else []
     return Message("laws.gradient.at", what=text, where=joined(parts, "comma")) if parts else text
+
+
+def operands_text(fault: Fault) -> str:
+    """Return the operands of a fault as a list: "q, k"."""
+    return joined(list(dict.fromkeys(_operand(name) for name in fault.operands)), "comma")
 
 
 def _operand(name: str) -> str:

@@ -84,6 +84,7 @@ class ModelAlone:
         parts: The inputs of each rank.
         positional: Names of the inputs that are passed by position.
         notes: What restricts the answer that the law is kept.
+        unread: Why the attention that differs has no formula; "" if it has one.
     """
 
     module: nn.Module
@@ -93,6 +94,7 @@ class ModelAlone:
     parts: Sequence[NamedInputs]
     positional: tuple[str, ...] = ()
     notes: list[Message] = field(default_factory=list)
+    unread: str = ""
 
     def run(self, inputs: Mapping[str, Any], cotangents: Mapping[str, Tensor | None] | None = None) -> RunRecord:
         """Run alone.
@@ -159,7 +161,8 @@ class ModelAlone:
         changes = self._names(whole, beside, call)
         site = "" if call is None else call.place[0]
         names = [{"name": change.name, "values": dict(change.values)} for change in changes]
-        return {"id": "outputs", "site": site, "names": names, "made": made}
+        unread = {"unread": sent(self.unread)} if self.unread and not names else {}
+        return {"id": "outputs", "site": site, "names": names, "made": made, **unread}
 
     def _names(self, whole: WholeInputs, beside: RunsBeside, call: NotedCall | None) -> list[RanksChange]:
         if whole.strange and (change := self._name_of_input(whole, beside)) is not None:
@@ -174,6 +177,7 @@ class ModelAlone:
         attention = inside(call.place[0], calls)
         if attention is None:
             return []
+        self.unread = attention.missing or ""
 
         def shards(places: TokenPlaces) -> tuple[list[CallTensors], CallTensors | None] | None:
             key = attention.site, attention.index

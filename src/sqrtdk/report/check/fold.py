@@ -17,6 +17,8 @@ from sqrtdk.report.figures import format_number, format_ratio
 # Findings of these rules expect one exact value; other rules have an upper or lower bound.
 _EXACT_RULES = ("scale_ledger", "declared_vs_actual", "mask_audit", "sliding_window", "unused", "responsiveness")
 _OF_LAWS = "law_"  # exact too: an output that a law fixes must not move at all
+# Rules whose figures have a unit -> the message that says it of a figure in percent.
+_UNITS = {"law_gradient": "rules.bound.of_largest"}
 _CLOSE_TO_BOUND = 0.01  # a value this close to its bound, relative to the bound, is shown with more decimals
 # A message with `some` of a call's `heads` -> the one that counts the heads of several calls.
 _SUMS = {
@@ -186,7 +188,9 @@ def values(folded: FoldedFinding) -> Text:
         return text_of_value(shown)
     # the values of folded findings are unlike: a range says how far they lie apart
     low, high = (_figure(folded, value) for value in (min(numbers), max(numbers)))
-    return text_of_value(low if low == high else Message("rules.bound.range", low=low, high=high))
+    shown = low if low == high else Message("rules.bound.range", low=low, high=high)
+    unit = _UNITS.get(folded.first.rule)
+    return text_of_value(shown if unit is None else Message(unit, value=shown))
 
 
 def expected_text(folded: FoldedFinding) -> Text:
@@ -215,6 +219,8 @@ def expected_text(folded: FoldedFinding) -> Text:
 def _figure(folded: FoldedFinding, figure: float) -> str:
     """Return a value or a bound as text. If they lie within 1%, their decimals show two digits of the gap."""
     bound = folded.first.threshold
+    if folded.first.rule in _UNITS:
+        return f"{100 * figure:.3g}%" if figure else "0"
     if folded.first.rule in _EXACT_RULES or not isinstance(bound, (int, float)):
         return format_number(figure)
     between = (abs(one.value - bound) for one in folded.findings if isinstance(one.value, (int, float)))

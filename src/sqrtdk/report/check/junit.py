@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
@@ -100,8 +101,10 @@ def _of_calls(report: CheckReport) -> Iterable[_Case]:
 
 def _of_laws(report: CheckReport) -> Iterable[_Case]:
     """Yield a case for each answer of a law. A broken law `finite` carries the findings that say where NaN begins."""
+    times = Counter((answer.law, answer.about) for answer in report.laws)
     for answer in report.laws:
-        name = f"law {answer.law}" + (f" ({answer.about})" if answer.about else "")
+        about = answer.about or (answer.site if times[answer.law, answer.about] > 1 else "")
+        name = f"law {answer.law}" + (f" ({about})" if about else "")
         findings = tuple(filter(None, [answer.finding]))
         if answer.state == BROKEN and answer.finding is None:
             findings = tuple(finding for finding in report.findings if finding.rule == NOT_FINITE)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqrtdk._sites import range_list
+from sqrtdk._sites import fold_sites, range_list
 from sqrtdk.audit.records import BROKEN, KEPT, NOT_ASKED, LawAnswer
 from sqrtdk.messages import Message, id_of, joined, named
 from sqrtdk.report.console import FINDING_STYLES, TableColumn
@@ -28,16 +28,26 @@ class ShownLaw:
         laws: Identifiers of the laws, each once.
         answer: The answer that the line shows, which is true of all of them.
         abouts: For each law, what it was asked about, if it has several answers: ("dynamic", "static").
+        sites: Where a broken law is broken alike, if at several modules: ("layers.0-3.attn",).
     """
 
     laws: tuple[str, ...]
     answer: LawAnswer
     abouts: tuple[tuple[str, ...], ...] = ()
+    sites: tuple[str, ...] = ()
 
     @property
     def severity(self) -> str | None:
         """The severity of the finding of a broken law; None if the law is not broken."""
         return self.answer.finding.severity if self.answer.finding is not None else None
+
+
+def _alone(place: int, answer: LawAnswer) -> tuple[str, ...]:
+    """Return what keeps an answer in a row of its own: its place if it is broken, unless layers are broken alike."""
+    if answer.state != BROKEN:
+        return ("",)
+    alike = not answer.about and answer.site and not answer.moved and answer.finding is not None
+    return (answer.law, answer.finding.severity) if alike and answer.finding is not None else (str(place),)
 
 
 def law_rows(answers: Sequence[LawAnswer]) -> tuple[ShownLaw, ...]:
@@ -54,15 +64,15 @@ def law_rows(answers: Sequence[LawAnswer]) -> tuple[ShownLaw, ...]:
     times = Counter(answer.law for answer in answers)
     groups: dict[tuple[str, ...], list[LawAnswer]] = {}  # keys hold all that the members of a row share
     for place, answer in enumerate(answers):
-        alone = str(place) if answer.state == BROKEN else ""  # a key of its own: broken laws are never folded
-        groups.setdefault((answer.state, answer.reason, alone), []).append(answer)
+        groups.setdefault((answer.state, answer.reason, *_alone(place, answer)), []).append(answer)
     rows = []
-    for (state, reason, _), members in groups.items():
+    for (state, reason, *_), members in groups.items():
         abouts: dict[str, list[str]] = {}
         for answer in members:  # of a single input the name says nothing
             abouts.setdefault(answer.law, []).extend([answer.about] if answer.about and times[answer.law] > 1 else [])
         if state == BROKEN:
-            rows.append(ShownLaw(tuple(abouts), members[0]))
+            sites = fold_sites(answer.site for answer in members) if len(members) > 1 else ()
+            rows.append(ShownLaw(tuple(abouts), members[0], sites=sites))
         else:
             rows.append(ShownLaw(tuple(abouts), LawAnswer("", "", state, reason), tuple(map(tuple, abouts.values()))))
     order = (BROKEN, KEPT, NOT_ASKED)
@@ -167,6 +177,8 @@ def what_of(row: ShownLaw, *, message: bool = False) -> str:
         return answer.reason
     if answer.site and answer.about:
         return Message("laws.page.first_in", about=in_plain_words(answer.about), site=answer.site)
+    if row.sites:
+        return joined(row.sites, "comma")
     return answer.site or in_plain_words(answer.about)  # a law that changes no input has a place alone
 
 
