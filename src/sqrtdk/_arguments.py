@@ -124,7 +124,7 @@ def check_head_counts(
     if enable_gqa and all(leads):
         heads = [lead[-1] for lead in leads]
         if any(n == 0 or heads[0] % n for n in heads[1:]):
-            names, each = _told_apart(*heads)
+            names, each = _told_apart(heads[0], heads[1], heads[2])
             raise InvalidValueError(
                 f"the heads of {names.removeprefix('query and ').removeprefix('query, ')} divide those of query; "
                 f"got heads of {each}",
@@ -136,7 +136,7 @@ def check_head_counts(
     except RuntimeError:
         fewer = not enable_gqa and all(leads) and not any(not lead[-1] or leads[0][-1] % lead[-1] for lead in leads)
         cure = "pass enable_gqa=True: query heads share key heads" if fewer else "expand the batch"
-        names, each = _told_apart(*shapes, alike=shapes[1][:-2] == shapes[2][:-2])
+        names, each = _told_apart(shapes[0], shapes[1], shapes[2], shapes[1][:-2] == shapes[2][:-2])
         raise InvalidValueError(
             f"the leading dimensions of {names} broadcast; got {each}", hint=f"{cure[0].upper()}{cure[1:]}."
         ) from None

@@ -16,11 +16,10 @@ all, so that it costs no more than the other laws do; of whole inputs only while
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -32,8 +31,9 @@ from sqrtdk._wrappers import named_parameters
 from sqrtdk.audit.guard import training_of
 from sqrtdk.audit.records import JudgedCall, LawAnswer
 from sqrtdk.errors import INTERRUPTS, kind_and_text
-from sqrtdk.laws.answers import law_broken, law_holds
+from sqrtdk.laws.answers import law_holds
 from sqrtdk.laws.backward.case import OF_LEARNED, QUERY_KEY_VALUE, Fault
+from sqrtdk.laws.backward.findings import GradientFinding, answers_to
 from sqrtdk.laws.backward.graph import graph_place, nodes_behind, nodes_inside, own_backward
 from sqrtdk.laws.backward.handles import Edge, Handle, Reached, edge_of
 from sqrtdk.laws.backward.hooks import HooksWatched
@@ -52,7 +52,6 @@ from sqrtdk.laws.backward.operands import (
 )
 from sqrtdk.laws.backward.passes import delivered_gradients, gradients_between
 from sqrtdk.laws.backward.traced import noted
-from sqrtdk.laws.backward.words import fault_text, operands_text
 from sqrtdk.laws.first_tokens import stand_for_all
 from sqrtdk.laws.subject import NotAsked, Subject
 from sqrtdk.laws.training import module_that_trains, seed_all, without_dropout
@@ -68,29 +67,8 @@ MOST_GRAPH_BYTES = 2**31  # of a backward pass that nobody has named
 _NUMBER_BYTES = 4
 _KEPT_OF_LOGITS = 4  # the logits, the weights, those after dropout, and a mask
 _KEPT_OF_FEATURES = 32  # what the projections, norms and the MLP of a layer keep of a token, in widths of the model
-_OF_PARAMETERS = (OF_LEARNED, "factor ")  # names of what the run does not compute
-# What a fault asks for, if it is not the formula of dz.
-_FIXES = {
-    **dict.fromkeys(("scale_missing", "scale_twice", "scale_again", "part_missing", "part_twice"), "scale"),
-    **dict.fromkeys(("group", "mean", "group_twice"), "group"),
-    **dict.fromkeys(("rate_missing", "rate_twice", "no_dropout", "dropout_drawn"), "dropout"),
-    "none": "none",
-    "sign": "sign",
-    "swapped": "swapped",
-}
 _MOST_UNJUDGED = 4  # of the parameters that were not judged
 _MOST_RESTORED_BYTES = 2**25  # bytes of buffers that train mode may change
-
-
-@dataclass(frozen=True, slots=True)
-class _Finding:
-    """A fault at an attention; the custom function whose backward pass has it, and the lines there, if known."""
-
-    site: str
-    fault: Fault
-    dtype: str
-    by: str
-    lines: BackwardLines
 
 
 def ask(subject: Subject) -> Iterator[LawAnswer]:
@@ -99,7 +77,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
     Raises:
         NotAsked: Nothing trains, the model can't run in train mode, or no attention could be judged.
     """
-    findings: list[_Finding] = []
+    findings: list[GradientFinding] = []
     reasons: list[str] = []
     unjudged: list[str] = []
     judged = count = 0
@@ -112,7 +90,7 @@ def ask(subject: Subject) -> Iterator[LawAnswer]:
             findings += [one for one in run.findings if one.site not in sites]
             reasons += run.reasons
             unjudged += [name for name in run.unjudged if name not in unjudged]
-    yield from _answers(findings)
+    yield from answers_to(LAW, findings)
     if not findings:
         if not judged:
             raise NotAsked(reasons[0] if reasons else Message("laws.gradient.no_graph"), by_length=False)
@@ -192,42 +170,6 @@ def _that_trains(subject: Subject) -> Subject:
     return trained
 
 
-def _answers(findings: Sequence[_Finding]) -> Iterator[LawAnswer]:
-    """Yield an answer for each fault at each attention."""
-    said: set[tuple[str, str]] = set()
-    for one in findings:
-        fault = one.fault
-        message = fault_text(fault, one.dtype)
-        if (one.site, str(message)) in said:  # of two calls at one module
-            continue
-        said.add((one.site, str(message)))
-        severity, fix = "warn" if fault.code.startswith("rounded_") else "fail", _fix(one)
-        if _is_of_parameter(fault):
-            severity, fix = "note", Message("laws.gradient.fix_parameter")  # which may be meant
-        off = fault.off if math.isfinite(fault.off) and fault.code != "none" else None
-        source = Message("laws.gradient.source")
-        answer = law_broken(LAW, "", severity, one.site, message, fix, source, value=off)
-        assert answer.finding is not None
-        yield replace(answer, finding=replace(answer.finding, at=one.lines.at or None))
-
-
-def _is_of_parameter(fault: Fault) -> bool:
-    return fault.code == "none" and all(name.startswith(_OF_PARAMETERS) for name in fault.operands)
-
-
-def _fix(one: _Finding) -> Message:
-    """Return what to do about a fault, and where."""
-    kind = _FIXES.get(one.fault.code, "formula")
-    if kind == "none" and not one.by:
-        kind = "cut"
-    fix = Message(f"laws.gradient.fix.{kind}", operands=operands_text(one.fault))
-    name = one.by.partition(" (")[0]
-    if one.lines.code:
-        return Message("laws.gradient.fix_line", by=name, code=one.lines.code, fix=fix)
-    by = f"{name} ({one.lines.at})" if one.lines.at else one.by
-    return Message("laws.gradient.fix_in", by=by, fix=fix) if by else fix
-
-
 @dataclass(slots=True, eq=False)
 class _Run:
     """A run of the model.
@@ -243,7 +185,7 @@ class _Run:
     """
 
     subject: Subject
-    findings: list[_Finding] = field(default_factory=list)
+    findings: list[GradientFinding] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     count: int = 0
     factors: Counter[str] = field(default_factory=Counter)
@@ -307,7 +249,7 @@ class _Run:
         dtype = "" if self.subject.itself is not None else _half(call.dtype)
         inside = _inside(reached, reached.output) if faults else []
         for fault in faults:
-            self.findings.append(_Finding(call.site, fault, dtype, *self._place(reached, fault, inside)))
+            self.findings.append(GradientFinding(call.site, fault, dtype, *self._place(reached, fault, inside)))
         return judged or bool(faults)
 
     def _place(self, reached: Reached, fault: Fault, inside: Sequence[Any]) -> tuple[str, BackwardLines]:

@@ -388,8 +388,8 @@ class StepTracer:
             except Exception as error:  # other ranks wait for this one's row
                 reason = Message("alarms.unmeasured.row_sums", error=kind_and_text(error))
         why = None if sums is not None else reason
-        known = call.heads, call.scale.ratio, call.formula, sums, why, tuple(attention.rows)
-        return WatchedCall(*place, *known, traits_of(call, self._scales.of(call)))
+        rows, traits = tuple(attention.rows), traits_of(call, self._scales.of(call))
+        return WatchedCall(*place, call.heads, call.scale.ratio, call.formula, sums, why, rows, traits)
 
     def _gradient(self, place: Place, name: str) -> Tensor | None:
         parts = self._gradients.rows.get((*place, name))

@@ -6,7 +6,7 @@ A scale that a model's config or a rule explains is no fault. The alarm `ledger`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 from torch import nn
 
@@ -37,7 +37,11 @@ class ScaleFaults:
     @contextmanager
     def watching(self, looks: bool) -> Iterator[None]:
         """Return a context for a forward pass, and whether its calls are to be judged."""
-        with watch_base_lengths(self._model) if looks else nullcontext({}) as self._lengths:
+        if not looks:
+            self._lengths = {}
+            yield
+            return
+        with watch_base_lengths(self._model) as self._lengths:
             yield
 
     def judge(self, calls: Sequence[AttentionCall]) -> list[str]:

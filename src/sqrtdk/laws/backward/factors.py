@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sqrtdk.tracing.tensors import CallTensors
 
-_AGREES = 2e-3  # by which a factor may differ from the number that names it, relative
+_SAME_FACTOR = 2e-3  # by which a factor may differ from the number that names it, relative
 
 
 def call_scales(call: CallTensors) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -34,7 +34,7 @@ def _each_once(numbers: Sequence[float], known: Sequence[float]) -> tuple[float,
     found: list[float] = []
     for number in numbers:
         usable = math.isfinite(number) and number > 0
-        if usable and all(abs(number / other - 1) > _AGREES for other in (1.0, *known, *found)):
+        if usable and all(abs(number / other - 1) > _SAME_FACTOR for other in (1.0, *known, *found)):
             found.append(number)
     return tuple(found)
 
@@ -67,7 +67,7 @@ def factor_name(
         known += [("mean", 1 / group), ("group_twice", float(group))]
     if rate:
         known += [("rate_missing", 1 - rate), ("rate_twice", 1 / (1 - rate))]
-    return next(((code, value) for code, value in known if abs(factor / value - 1) < _AGREES), ("factor", factor))
+    return next(((code, value) for code, value in known if abs(factor / value - 1) < _SAME_FACTOR), ("factor", factor))
 
 
 def _number(value: Tensor | float | None) -> float:

@@ -25,7 +25,7 @@ from sqrtdk.laws.backward.graph import graph_place, nodes_behind
 from sqrtdk.laws.backward.handles import Edge
 from sqrtdk.tracing.tape.places import first_line
 
-_MOST_LINES = 3  # of a gradient that is written to in several places
+_MOST_PLACES = 3  # of a gradient that is written to in several places
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def backward_lines(node: Any, arguments: Iterable[int]) -> BackwardLines:
         if not made:
             return BackwardLines()
         numbers += [number for number in made if number not in numbers]
-    if not 0 < len(numbers) <= _MOST_LINES:
+    if not 0 < len(numbers) <= _MOST_PLACES:
         return BackwardLines()
     file = first_line(backward.__code__).rpartition(":")[0]
     code = lines[numbers[0] - 1].strip() if len(numbers) == 1 else ""

@@ -34,9 +34,12 @@ class TracedHandles(Trace):
         self._notes.recorded(number, None if record is None else record.tensors)
         if self.follows_parameters and number in self._notes.reached and self._scene is not None:
             with suppress(Exception):  # a layout that is not followed: the attention itself is judged all the same
-                learned, reached = learned_path(*args[:3], self._scene.store), self._notes.reached[number]
+                reached = self._notes.reached[number]
+                learned = learned_path(args[0], args[1], args[2], self._scene.store)
                 # Of q without a factor that a kernel got, the gradient is not the kernel's.
-                before_factor = reached.call.terms is not record.tensors.terms
+                before_factor = (
+                    record is None or record.tensors is None or reached.call.terms is not record.tensors.terms
+                )
                 apart = before_factor and any(end.name in ("q", "k") for end in learned.ends)
                 reached.learned = None if apart else learned
 

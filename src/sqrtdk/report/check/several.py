@@ -105,9 +105,9 @@ def _declared_by_config(report: CheckReport) -> list[str]:
     sentences: list[str] = []
     for (by, at), each in ratios.items():
         ends = [format_ratio(ratio) for ratio in (min(each), max(each))]
-        ratio = ends[0] if ends[0] == ends[1] else Message("several.from_to", least=ends[0], most=ends[1])
+        told = ends[0] if ends[0] == ends[1] else Message("several.from_to", least=ends[0], most=ends[1])
         source = Message("several.by_at", by=by, at=at_text(at)) if at else by
-        sentences.append(Message("several.declared", ratio=ratio, by=source))
+        sentences.append(Message("several.declared", ratio=told, by=source))
     return sentences
 
 

@@ -24,7 +24,7 @@ UPDATE = "update"
 # That these rows are NaN is inferred: code may set them to 0. So the batch is checked as well.
 _FIX_BLIND = "rules.nonfinite.fix_blind"
 UNLIKE_LAYER = "layer_logits"
-SCALES = ("scale_ledger", "declared_vs_actual")  # of a scale that is wrong from the first sample on
+OF_SCALES = ("scale_ledger", "declared_vs_actual")  # of a scale that is wrong from the first sample on
 _MADE_UNLIKE = "alarms.layer_logits.unlike"  # from the first sample on
 _BETWEEN = "alarms.update.between"  # an update of a step that was not sampled
 _SUSTAINED = ("alarms.update.sustained", "alarms.update.sustained_at_rate")  # steps of several samples
@@ -92,7 +92,7 @@ def alarm_fix(run: Summary, alarm: Alarm) -> str:
         return joined([Message("runs.fix.scale"), *([_slower(update)] if update is not None else [])])
     if alarm.name == UNLIKE_LAYER and _scale_of(run, alarm) > 1 + RATIO_TOLERANCE:
         return Message("runs.fix.scale")
-    if alarm.name in SCALES and not run.of_checkpoints:
+    if alarm.name in OF_SCALES and not run.of_checkpoints:
         return Message("runs.fix.scale")
     became = alarm.name == UNLIKE_LAYER and not mentions(alarm.text, _MADE_UNLIKE)
     if update is not None and (became or alarm.name in (UPDATE, *OF_LARGE_LOGITS)):
@@ -129,11 +129,11 @@ def root_alarms(run: Summary) -> tuple[Alarm, ...]:
     if not run.alarms:
         return ()
     nan = first_nonfinite(run)
-    others = [one for one in run.alarms if one.name not in SCALES] or run.alarms
+    others = [one for one in run.alarms if one.name not in OF_SCALES] or run.alarms
     worst = nan or min(others, key=lambda one: (-rank(one.severity), one.step))
     if nan is not None and mentions(nan.text, _BAD_BATCH):
         return (nan,)
-    names = (UNLIKE_LAYER,) if nan is not None else (*SCALES, UNLIKE_LAYER)
+    names = (UNLIKE_LAYER,) if nan is not None else (*OF_SCALES, UNLIKE_LAYER)
     sites = [one for one in run.alarms if one.name in names and one.step <= worst.step]
     update = worst if worst.name == UPDATE else update_before(run, worst)
     roots = sorted([*sites, *([update] if update else [])], key=lambda one: (one.step, one.name == UPDATE))

@@ -20,8 +20,8 @@ from sqrtdk.report.watch.compare import NOTABLE_DIFFERENCE, RunComparison
 from sqrtdk.report.watch.fix import (
     LOGITS,
     OF_LARGE_LOGITS,
+    OF_SCALES,
     RATIO_TOLERANCE,
-    SCALES,
     UNLIKE_LAYER,
     UPDATE,
     alarm_fix,
@@ -100,14 +100,14 @@ def _not_finite(run: Summary) -> Headline | None:
     what = joined([one for _, one in sorted(wrong, key=lambda one: one[0])], "clause")
     sentence = Message("joins.colon", first=what, second=why) if why else what
     roots = [one.text for one in _told_roots(run)] if alarm is not None else []
-    scale = next((one for one in run.alarms if one.name in SCALES), None)
+    scale = next((one for one in run.alarms if one.name in OF_SCALES), None)
     return Headline(what, joined([*roots, sentence]), () if scale is None else (scale.text,), fix, True)
 
 
 def _told_roots(run: Summary) -> list[Alarm]:
     """Return the first alarm of each kind from which other alarms follow, if there are any."""
     roots = root_alarms(run)
-    firsts = [next((one for one in roots if one.name == name), None) for name in (*SCALES, UNLIKE_LAYER, UPDATE)]
+    firsts = [next((one for one in roots if one.name == name), None) for name in (*OF_SCALES, UNLIKE_LAYER, UPDATE)]
     return sorted((one for one in firsts if one is not None), key=roots.index)
 
 
@@ -231,7 +231,7 @@ def _jump(run: Summary) -> str | None:
 
 def _why(run: Summary, roots: Sequence[Alarm]) -> str | None:
     """Say why logits are large, or return None if the records don't tell, or `roots` are told before."""
-    if (large := scales_too_large(run)) and not any(one.name in SCALES for one in roots):
+    if (large := scales_too_large(run)) and not any(one.name in OF_SCALES for one in roots):
         return _scale("runs.headline.scale_large", large, run)
     ratios = scale_ratios(run)
     right = ratios and len(ratios) == len(run.sites) and not _too_small(run) and min(ratios) > 0

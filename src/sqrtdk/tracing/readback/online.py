@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,7 @@ from sqrtdk.tracing.probe.replays import subgraph_between
 from sqrtdk.tracing.readback.blocks import Span, aligned, assembled_pairs, is_attention, joined_cells, positions_of
 from sqrtdk.tracing.readback.chain import read_chain
 from sqrtdk.tracing.readback.eager import read_span
+from sqrtdk.tracing.readback.guards import guard_of
 from sqrtdk.tracing.readback.orient import coordinates
 from sqrtdk.tracing.readback.reading import Cell, Layout, Logits, Reading
 from sqrtdk.tracing.readback.regroup import Positions
@@ -24,17 +25,13 @@ from sqrtdk.tracing.steps import Hide, Scale, Step, Unknown
 from sqrtdk.tracing.steps.placed import StepTensor
 from sqrtdk.tracing.tape import ops
 from sqrtdk.tracing.tape.graph import replay_all
-from sqrtdk.tracing.tape.node import Exponential, Node, Online, SoftmaxRun, origin
+from sqrtdk.tracing.tape.node import Exponential, Node, Online, SoftmaxRun
 
 MOST_JOINED_LOGITS = 2**26  # logits of all blocks together that are held at once
 FAULT_BLOCKS = "trace.fault.blocks"
 FAULT_MAXIMA = "trace.fault.maxima"
 _LAYOUT_ROUNDING = 1e-2  # difference from the output in another layout, as a share of its largest number
 STATISTICS_TOO_LARGE = "trace.statistics.too_large"
-_FAR_BELOW = -9e3  # a logit below it belongs to a hidden key
-_TESTS: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "gt": torch.gt, "ge": torch.ge, "lt": torch.lt, "le": torch.le, "ne": torch.ne, "eq": torch.eq,
-}  # fmt: skip
 _Places = tuple[Positions | None, Positions | None]
 
 
@@ -247,51 +244,9 @@ def _hidden_later(exponential: Exponential) -> tuple[Step, ...]:
     steps: list[Step] = []
     for node in exponential.way:
         if node.op in ("mul", "div", "masked_fill", "where") and dropout_of(node) is None:
-            guard = _guard(node, exponential)
+            guard = guard_of(node, exponential, _logits)
             steps += _zeroed(node, exponential.shape) if guard is None else [guard]
     return tuple(steps)
-
-
-def _guard(node: Node, exponential: Exponential) -> Step | None:
-    """Return the mask of an operation that zeroes the exp where the logits are far below all that are seen.
-
-    `exp(z - m) * (z > -1e29)` and `torch.where(z > -1e29, exp(z - m), 0)` keep a row at 0 whose keys are all hidden.
-    """
-    tests = [one for parent in node.parents() if (one := origin(parent)).op in _TESTS]
-    if len(tests) != 1 or node.shape != exponential.shape:
-        return None
-    (test,) = tests
-    bound, kept = test.number(1), _kept_if(node, test)
-    if bound is None or bound > _FAR_BELOW or kept is None or test.args[0] is not exponential.node:
-        return None
-    entered = _logits(exponential, ()) if exponential.logits is not None or exponential.power is not None else None
-    if entered is None or entered.is_meta:
-        return Hide("bool", -math.inf)
-    visible = _TESTS[test.op](entered / math.log(exponential.base), bound)
-    visible = visible if kept else ~visible
-    return Hide("bool", -math.inf, StepTensor(visible, (), exponential.shape)) if bool(visible.any()) else None
-
-
-def _kept_if(node: Node, test: Node) -> bool | None:
-    """Return the result of a test for which an operation leaves the exp as it is; None if it does not zero the rest."""
-
-    def is_test(position: int) -> bool:
-        arg = node.args[position] if position < len(node.args) else None
-        return isinstance(arg, Node) and origin(arg) is test
-
-    def is_zero(position: int) -> bool:
-        arg = node.args[position]
-        return node.number(position) == 0 or (
-            isinstance(arg, Node) and (arg.op == "zeros_like" or (arg.op == "scalar_tensor" and arg.number(0) == 0))
-        )
-
-    if node.op == "mul":
-        return True
-    if node.op == "masked_fill":
-        return False if is_test(1) and is_zero(2) else None
-    if node.op == "where" and is_test(0):
-        return True if is_zero(2) else False if is_zero(1) else None
-    return None
 
 
 def _zeroed(node: Node, shape: tuple[int, ...]) -> list[Step]:
