@@ -132,7 +132,11 @@ def _shapes(inputs: Inputs | None) -> dict[str, str]:
     """Return the tensors of inputs with their shapes, by name or number: "input_ids (1, 14)"."""
     items = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs or ())
     shapes = ((str(name), x) for name, x in items if isinstance(x, Tensor))
-    return {name: f"{'' if name.isdecimal() else f'{name} '}{tuple(x.shape)}" for name, x in shapes}
+    return {name: f"{'' if name.isdecimal() else f'{name} '}{_size(x)}" for name, x in shapes}
+
+
+def _size(tensor: Tensor) -> str:
+    return "nested" if tensor.is_nested else str(tuple(tensor.shape))  # a nested tensor has no shape
 
 
 def _in_order(takes: Mapping[str, bool], inputs: Mapping[str, Any]) -> Fitted:
