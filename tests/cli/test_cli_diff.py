@@ -141,7 +141,7 @@ def test_another_training_is_told_in_few_lines(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "has other weights for q, k and v (off by " in done.stdout
     assert "leaves the scale out (1 in place of 0.125)" in " ".join(done.stdout.split())
-    assert len(done.stdout.splitlines()) <= 30
+    assert len(done.stdout.splitlines()) <= 33
     document = json.loads(output.read_text())
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     assert {cause["name"] for cause in document["pairs"][0]["causes"]} == {"input", "weights", "scale"}

@@ -33,12 +33,12 @@ def told(runs: dict[str, Path]) -> list[Summary]:
 def test_a_run_is_a_line_and_only_what_is_wrong_is_told(told: list[Summary]) -> None:
     text = several_text(told, COLUMNS, width=120)
     assert text.startswith("Something is wrong in 2 of 3 runs: B, C.\n")
-    lines = {line[0]: line.split() for line in text.splitlines() if line[1:3] == "  " and "/" in line}
+    lines = {line[0]: line.split() for line in text.splitlines() if line[1:3] == "  " and "runs/" in line}
     assert [lines[letter][1] for letter in "ABC"] == [f"runs/{name}" for name in NAMES]
     assert lines["A"][2:4] == ["1-48", f"{told[0].losses[-1]:.4g}"]
     assert lines["B"][5] == f"{max(site.worst('max_logit')[0][-1] for site in told[1].sites):.4g}"
     assert lines["C"][3] == "NaN"
-    assert "\nB  Logits pass 100" in text
+    assert "\nB  blocks.0.1: scale " in text
     assert "\nC  The loss is NaN from step 45 on." in text
     assert "\nA  Nothing is wrong" not in text
     assert "Nothing is wrong in 2 runs." in several_text([told[0], told[0]], COLUMNS)

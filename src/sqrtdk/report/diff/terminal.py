@@ -119,8 +119,9 @@ def _outside(printer: Printer, report: DiffReport) -> None:
     if not report.module_causes:
         return
     each = [
-        Message("diff.terminal.of_cause", modules=modules_of(one) or one.site_b or ROOT_NAME, cause=one.name)
+        modules if one.name == UNKNOWN_CAUSE else Message("diff.terminal.of_cause", modules=modules, cause=one.name)
         for one in report.module_causes
+        for modules in (modules_of(one) or one.site_b or ROOT_NAME,)
     ]
     printer.paragraph(Message("diff.terminal.outside", modules=joined([*dict.fromkeys(each)], "comma")))
     printer.blank()
