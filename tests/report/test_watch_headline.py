@@ -17,7 +17,7 @@ from sqrtdk.monitor.alarms import ALARM_RULES
 from sqrtdk.monitor.reading import read_run
 from sqrtdk.monitor.samples import Alarm
 from sqrtdk.report.watch.compare import compare_runs
-from sqrtdk.report.watch.fix import RATIO_TOLERANCE, SCALES, alarm_fix, root_alarms
+from sqrtdk.report.watch.fix import OF_SCALES, RATIO_TOLERANCE, alarm_fix, root_alarms
 from sqrtdk.report.watch.headline import compared_headline, run_headline
 from sqrtdk.report.watch.html import shown_alarms, to_html
 from sqrtdk.report.watch.json import comparison_json, to_json
@@ -67,7 +67,7 @@ def test_a_healthy_run_is_said_to_be_by_its_steps_and_attentions(told: dict[str,
 
 def without_scales(run: Summary) -> Summary:
     """As an older version recorded it: no alarm of a scale that is wrong from the start."""
-    return dataclasses.replace(run, alarms=tuple(one for one in run.alarms if one.name not in SCALES))
+    return dataclasses.replace(run, alarms=tuple(one for one in run.alarms if one.name not in OF_SCALES))
 
 
 def test_a_scale_that_is_wrong_from_the_start_is_told_first(told: dict[str, Summary]) -> None:
@@ -94,7 +94,7 @@ def test_of_a_wrong_scale_and_a_learning_rate_that_is_too_high_both_are_told_fir
     """Also where nothing else is wrong, and where logits became large in the sample that showed the rate."""
     run = told["unscaled"]
     first = min(alarm.step for alarm in run.alarms if alarm.name == "max_logit" and alarm.severity == "warn")
-    rate, scale = sustained(first, first - 8), next(one for one in run.alarms if one.name in SCALES)
+    rate, scale = sustained(first, first - 8), next(one for one in run.alarms if one.name in OF_SCALES)
     for alarms in ((*run.alarms, rate), (scale, rate)):
         both = dataclasses.replace(run, alarms=alarms)
         head = run_headline(both)
@@ -280,7 +280,7 @@ def test_every_alarm_has_a_call_a_command_or_a_page_that_helps(name: str, told: 
             assert "`" in said(fix, language) or f"docs/{language}/" in said(fix, language)
     scale_first = alarm_fix(with_ratio(told["healthy"], 4.0), alarm) == Message("runs.fix.scale")
     of_large_logits = ("max_logit", "growth", "fp16_range", "saturation", "entropy", "entropy_trend", "collapsed")
-    assert scale_first == (name in (*SCALES, *of_large_logits))
+    assert scale_first == (name in (*OF_SCALES, *of_large_logits))
 
 
 def test_of_two_runs_it_says_which_goes_wrong_and_what_differs(told: dict[str, Summary]) -> None:
