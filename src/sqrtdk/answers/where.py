@@ -25,7 +25,7 @@ class Course:
     Attributes:
         ends: last position of each bin, counted from 0.
         residues: root mean square of the rows in each bin, in nats.
-        begins: first position of the first bin that differs; None if none does.
+        begins: first position that differs in the first bin that does; None if none does.
         grows: whether it grows with the position.
     """
 
@@ -46,9 +46,9 @@ def course_of(answers: Answers, squares: Float[Tensor, " N"], floor: float) -> C
     Example:
         >>> from sqrtdk.answers.rows import answers_of_rows
         >>> rows = answers_of_rows([(0, at, {0: -0.1}) for at in range(32)])
-        >>> late = torch.where(rows.position < 20, 0.0, 1.0).double()
+        >>> late = torch.where(rows.position < 21, 0.0, 1.0).double()
         >>> course_of(rows, late, 1e-3).begins
-        20
+        21
     """
     last = int(answers.position.max())
     bins = min(BINS, last + 1)
@@ -59,9 +59,16 @@ def course_of(answers: Answers, squares: Float[Tensor, " N"], floor: float) -> C
         ends.append(int(answers.position[rows].max()) if rows.any() else -1)
         residues.append(float(squares[rows].nanmean().sqrt()) if rows.any() else float("nan"))
     places = [number for number, value in enumerate(residues) if value > DIFFERS_FROM * floor]
-    begins = int(answers.position[which == places[0]].min()) if places else None
+    begins = _first(answers.position[which == places[0]], squares[which == places[0]], floor) if places else None
     values = torch.tensor([value for value in residues if value == value], dtype=torch.float64)
     return Course(tuple(ends), tuple(residues), begins, _rank_correlation(values) > GROWS)
+
+
+def _first(positions: Tensor, squares: Float[Tensor, " n"], floor: float) -> int:
+    """Return the first position whose rows differ; the first of all if only their mean does."""
+    every = positions.unique().tolist()
+    differ = (at for at in every if float(squares[positions == at].nanmean().sqrt()) > DIFFERS_FROM * floor)
+    return int(next(differ, every[0]))
 
 
 def _rank_correlation(values: Float[Tensor, " n"]) -> float:

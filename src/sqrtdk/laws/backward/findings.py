@@ -19,6 +19,7 @@ _FIX_OF_FAULT = {
     **dict.fromkeys(("scale_missing", "scale_twice", "scale_again", "part_missing", "part_twice"), "scale"),
     **dict.fromkeys(("group", "mean", "group_twice"), "group"),
     **dict.fromkeys(("rate_missing", "rate_twice", "no_dropout", "dropout_drawn"), "dropout"),
+    "flat_softcap": "cap",
     "none": "none",
     "sign": "sign",
     "swapped": "swapped",

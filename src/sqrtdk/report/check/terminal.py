@@ -224,11 +224,9 @@ def _finding(printer: Printer, folded: FoldedFinding, indent: int) -> None:
         where.append(f"  {plain(printer.said(at_text(first.at)))}")
     where.append(f"  {plain(first.rule)}", style="not bold dim")
     figures = []
-    if first.rule == "law_gradient" and first.value is not None:
-        figures.append(printer.word("terminal.off", value=printer.said(values(folded))))
-    elif first.value is not None:
+    if first.value is not None:
         figures.append(printer.word("terminal.found", value=printer.said(values(folded))))
-    if first.threshold is not None and first.rule != "law_gradient":
+    if first.threshold is not None:
         bound = printer.said(expected_text(folded))
         figures.append(printer.word("terminal.expected" if bound.isascii() else "terminal.expected_bound", value=bound))
     if figures:
