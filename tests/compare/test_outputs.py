@@ -81,6 +81,33 @@ def test_attentions_agree_and_outputs_do_not(change: Callable[[Decoder], None], 
     assert report.forwards == (3, 2)  # A once more, with B's part
 
 
+class ScaledEmbedding(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * WIDTH**0.5
+
+
+class Written(Decoder):
+    """Multiplies in its code, where the other's embedding does."""
+
+    def forward(self, ids: Tensor) -> Any:
+        x = self.embed(ids) * WIDTH**0.5
+        for layer in self.layers:
+            x = layer(x)
+        return self.returned(self.head(self.norm(x)), x)
+
+
+def test_a_factor_in_the_code_behind_a_module_is_no_difference() -> None:
+    one, other = decoder(), Written().eval()
+    embedding = ScaledEmbedding(VOCABULARY, WIDTH)
+    embedding.weight = one.embed.weight
+    one.embed = embedding
+    other.load_state_dict(one.state_dict())
+    assert diff(one, other, IDS).same
+    other_activation(other)
+    report = diff(one, other, IDS)
+    assert [(cause.name, cause.site_b) for cause in report.module_causes] == [("activation", "layers.1.mlp.1")]
+
+
 def test_outputs_that_agree_are_told_apart_from_equal_ones() -> None:
     assert diff(decoder(), decoder(), IDS).paragraphs[-2] == "The models return equal numbers."
     report = diff("demo", "demo", dtype_a="bf16", seq_len=16)

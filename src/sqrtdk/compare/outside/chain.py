@@ -37,7 +37,7 @@ from sqrtdk.errors import MODEL_ERRORS
 from sqrtdk.frontends.module import ForeignModule
 from sqrtdk.messages import Message
 from sqrtdk.modules.calls import CallPlace, first_apart
-from sqrtdk.tracing.probe.gates import Gate, gate_of
+from sqrtdk.tracing.probe.gates import Gate, gate_of, multiple_of
 
 _MOST_PATCHED_RUNS = 6  # runs of A with parts of B: each costs a forward pass
 
@@ -102,6 +102,25 @@ def follow_differences(
     return DifferenceChain(tuple(entries), True, bool(walk.own), beside, inside)
 
 
+def _is_made_up_for(call: ComparedCall, calls: Sequence[ComparedCall]) -> bool:
+    """Return whether the code behind a module makes up for what it does otherwise.
+
+    A's embedding holds a factor, for instance, and B writes `self.embed(ids) * dim**0.5`: the next module of both takes
+    the same numbers, which are a multiple of what this one gives, on each side by its own factor.
+    """
+    if not call.gives or call.takes:
+        return False
+    behind = (one for one in calls if one.a.parent == call.a.parent and one.a.number > call.a.number)
+    later = min(behind, key=lambda one: one.a.number, default=None)
+    if later is None or later.takes != []:
+        return False
+    sides = ((later.a, call.a), (later.b, call.b))
+    return all(
+        bool(taker.takes and giver.gives) and multiple_of(taker.takes[0].values, giver.gives[0].values) is not None
+        for taker, giver in sides
+    )
+
+
 class _Walk:
     """Walks A's calls beside B's while A gets more and more parts of B."""
 
@@ -140,7 +159,8 @@ class _Walk:
             if not is_within(pair[0].place[0], self.passed) and not self._before_attention(pair[0], begun)
         ]
         calls = [self._compared(order, *pair) for order, pair in enumerate(self.steps)]
-        call = first_apart(calls, lambda call: not call.takes, lambda call: bool(call.gives))
+        left = [call for call in calls if not _is_made_up_for(call, calls)]
+        call = first_apart(left, lambda call: not call.takes, lambda call: bool(call.gives))
         if call is None:
             return None
         return call, self._entry(call, self._inside(call, calls))
