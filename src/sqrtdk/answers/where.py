@@ -66,7 +66,7 @@ def course_of(answers: Answers, squares: Float[Tensor, " N"], floor: float) -> C
 
 def _first(positions: Tensor, squares: Float[Tensor, " n"], floor: float) -> int:
     """Return the first position whose rows differ; the first of all if only their mean does."""
-    every = positions.unique().tolist()
+    every = sorted({*positions.tolist()})
     differ = (at for at in every if float(squares[positions == at].nanmean().sqrt()) > DIFFERS_FROM * floor)
     return int(next(differ, every[0]))
 
