@@ -181,7 +181,8 @@ def told_of(name: str, calls: Iterable[AttentionCall]) -> Mistake:
     calls = [*calls]
     dims = {call.head_dim for call in calls}
     one = replace(MISTAKES[name], dims=dims.pop() if len(dims) == 1 else 0)
-    if name in OTHER_SIZES and one.dims:
+    # of several factors the one with a root on its line may be the right one
+    if name in OTHER_SIZES and one.dims and all(len(call.scale.factors) == 1 for call in calls):
         found = {written_root(factor.at, one.dims) for call in calls for factor in call.scale.factors}
         codes = found - {None}
         if len(codes) == 1 and (code := codes.pop()) is not None:

@@ -150,7 +150,8 @@ def _with_rounding_of_graph(
     changed, _, known = with_known_changes(loaded if isinstance(loaded, LoadedModel) else one, other)
     if known is None:
         return side_a, None
-    again = run_module(changed, None, options.seed, "A", side_a.info.kind)
+    attn = options.attn if changed.kind == "module" else None
+    again = run_module(changed, attn, options.seed, "A", side_a.info.kind)
     forwards = side_a.forwards + again.forwards
     return replace(again, info=side_a.info, missed=side_a.missed, notes=side_a.notes, forwards=forwards), known
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sqrtdk.audit.records import BROKEN
+from sqrtdk.audit.records import BROKEN, LawAnswer
 from sqrtdk.compare.backward.pairs import (
     Pick,
     attention_gradients,
@@ -87,9 +87,16 @@ def _faults(side: ModelSide, label: str) -> Iterator[BackwardFault]:
     assert side.module is not None
     for answer in ask(side.module, side.inputs, "gradient").answers:
         if answer.state == BROKEN:
-            fix = None if answer.finding is None else answer.finding.fix
-            by = str(fix.values["by"]) if isinstance(fix, Message) and fix.id == "laws.gradient.fix_in" else None
-            yield BackwardFault(label, answer.site, answer.reason, by)
+            yield BackwardFault(label, answer.site, answer.reason, _function(answer))
+
+
+def _function(answer: LawAnswer) -> str | None:
+    """Return the custom function whose backward pass has the fault, with its line; None if autograd computes it."""
+    fix, at = (None, None) if answer.finding is None else (answer.finding.fix, answer.finding.at)
+    if not isinstance(fix, Message) or fix.id not in ("laws.gradient.fix_in", "laws.gradient.fix_line"):
+        return None
+    by = str(fix.values["by"])
+    return f"{by} ({at})" if at and fix.id == "laws.gradient.fix_line" else by
 
 
 # -- where the difference enters ---------------------------------------------------------------------------------------

@@ -139,8 +139,7 @@ def _gated(numbers: Numbers, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
 
 def _gates(numbers: Numbers, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
     """Yield what may gate: an inner module's output by channel or by head, or that half of it which is not q."""
-    by_heads = numbers.heads is not None and numbers.heads.dim() == 4
-    heads = numbers.heads.shape[1] if by_heads and numbers.heads is not None else None
+    heads = numbers.heads.shape[1] if numbers.heads is not None and numbers.heads.dim() == 4 else None
     for name, given in numbers.inner[:MOST_INNER]:
         if given.dim() != 3 or given.shape[:2] != shape[:2]:
             continue
