@@ -1,6 +1,7 @@
 # make demo   set-up in .venv, then the audit of the embedded model: the healthy one, then the unscaled one
 # make test   the same set-up with the test extras, then the tests that prove each thing once, in six minutes
-# make full   all that CI runs: these and the rest    make rest   what make test leaves out; SEED=N draws as that run did
+# make full   these and the rest, an hour and a half    make rest   what make test leaves out; SEED=N draws as that run did,
+#             SHARE=6 one in six, as CI does
 # make test-library   those of make test for the library alone; make test-lab   those for the lab (lab/)
 # make slow   hours: exhaustive, mutants, kills       make coverage   what test and full cover of each room
 # make planted  errors planted in the package, one at a time: which of them the tests of make test find (hours)
@@ -62,7 +63,7 @@ demo: kernel
 define tests
 @if [ $(BROWSER) = required ] || [ -x $(CHROMIUM) ]; then marks='$(1)'; else marks='($(1)) and not browser'; \
     echo 'The browser tests are skipped: $(CHROMIUM) is missing (Debian: apt-get install chromium).'; fi; \
-$(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist worksteal $(if $(SEED),--sample-seed $(SEED)) -m "$$marks" $(2)
+$(BIN)/python -m pytest -q --numprocesses $(JOBS) --dist worksteal $(if $(SEED),--sample-seed $(SEED)) $(if $(SHARE),--share $(SHARE)) -m "$$marks" $(2)
 endef
 
 test: .venv/.dev kernel

@@ -70,6 +70,9 @@ def test_a_sample_and_the_rest_are_the_whole(folder: Path) -> None:
     assert not drawn & rest
     assert drawn | rest == whole
     assert len(whole) == 82
+    part, _ = run(folder, "-n", "2", "-m", TIERS["rest"], "--sample-seed", seed, "--share", "4")
+    assert part < rest
+    assert len(part) == 18  # of 71
 
 
 @pytest.mark.full

@@ -1,14 +1,15 @@
 """Tiers of tests, samples of long matrices, and where the seconds of a run went.
 
-`make test` runs what has no marker of a later tier: `full` (all that CI runs) or `slow` (hours). A matrix marked
-`sampled(n)` gives it n of its cases, drawn by a seed; the others are `full`. Every test function of a file draws the
-same cases, so that what they share is computed once:
+`make test` runs what has no marker of a later tier: `full` (over a second, or one of many) or `slow` (hours). A matrix
+marked `sampled(n)` gives it n of its cases, drawn by a seed; the others are `full`. Every test function of a file draws
+the same cases, so that what they share is computed once:
 
     @pytest.mark.sampled(20)
     @pytest.mark.parametrize("name", CASES)
     def test_formula(name): ...
 
 The seed stands at the end of a run; `--sample-seed` repeats its draw. A test that is named by its node id always runs.
+`--share N` runs one in N of the tests marked `full`, drawn by the same seed: what CI has the time for.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Register the seed of the samples."""
+    """Register the seed of the samples, and the share of the tests marked full."""
     parser.addoption("--sample-seed", type=int, help="seed that draws the cases of tests marked sampled(n)")
+    parser.addoption("--share", type=int, default=1, metavar="N", help="run one in N of the tests marked full")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,6 +66,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (count,) = cases[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
         for item in left_out(cases, count, config.option.sample_seed):
             item.add_marker(pytest.mark.full)
+    if config.option.share > 1:
+        costly = [item for item in items if item.get_closest_marker("full")]
+        others = set(left_out(costly, -(-len(costly) // config.option.share), config.option.sample_seed))
+        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=list(others))
 
 
 def left_out(cases: list[pytest.Item], count: int, seed: int) -> list[pytest.Item]:
