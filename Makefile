@@ -120,7 +120,7 @@ docs: .venv/.dev
 
 # In this order: the notebooks hold the page, which holds the claims' verdicts.
 pages: .venv/.dev
-	@for script in readme_picture install_lines cost_page cliffs_figure versions_page port_table public_kernels_page lesson_figures claims_page errata_page sources_page lesson_notebook; do \
+	@for script in readme_picture install_lines cost_page cliffs_figure versions_page rates_table port_table public_kernels_page lesson_figures claims_page errata_page sources_page lesson_notebook; do \
 	    $(BIN)/python scripts/$$script.py || exit 1; done
 
 bench: .venv/.dev kernel

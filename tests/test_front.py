@@ -14,6 +14,7 @@ from rich.cells import cell_len
 import cliffs_figure
 import cost_page
 import install_lines
+import rates_table
 import readme_picture
 import sqrtdk
 from page_programs import without_blanks
@@ -199,6 +200,14 @@ def test_the_record_of_the_picture_is_what_a_run_gives(model: str) -> None:
 def test_the_page_of_figures_is_what_the_records_say(language: str) -> None:
     """Write it again after a record changed: python scripts/cost_page.py."""
     assert cost_page.written(language) == cost_page.page(language).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("language", rates_table.LANGUAGES)
+def test_the_table_of_rates_is_what_the_record_says(language: str) -> None:
+    """Write it again after a record changed: python scripts/rates_table.py."""
+    found = rates_table.record("learning_rates")
+    assert all((row["named_at"] is not None) == row["alarm"] for row in found["rows"])
+    assert rates_table.written(language, found) == rates_table.page(language).read_text(encoding="utf-8")
 
 
 def test_the_picture_of_every_kind_of_call_shows_the_record() -> None:
