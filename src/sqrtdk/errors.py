@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+EXIT_INTERRUPTED = 130  # of a process that Ctrl-C ended, and of a report that it cut short
 INTERRUPTS = (KeyboardInterrupt,)  # the user's own; every broad `except` lets them pass
 
 

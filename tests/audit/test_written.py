@@ -68,6 +68,14 @@ def test_advice_without_a_root_on_the_line_has_the_numbers() -> None:
     assert "make 0.25 the only factor" in fix
 
 
+def test_a_file_is_read_as_it_is_now(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    for root in ("math.sqrt(dim)", "math.sqrt(width)"):
+        file.write_text(f"def f(q, k, dim, width):\n    return q @ k / {root}\n")
+        code = compile(file.read_text(), str(file), "exec").co_consts[0]
+        assert written_root(first_line(code)[:-1] + "2", 16) == (f"/ {root}", "/ math.sqrt(16)")
+
+
 def test_a_line_that_is_not_there_has_no_root(tmp_path: Path) -> None:
     assert written_root(None, 16) is None
     assert written_root("nowhere.py:3", 16) is None

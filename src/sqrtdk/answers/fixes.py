@@ -114,6 +114,8 @@ def fix_of_edit(what: str, a: Value, b: Value, *, kind: str = "", config: Any = 
     field = _field(what, config) or next(iter(CONFIG_FIELDS.get(what, ("",))))
     values["field"] = "rope_parameters.rope_theta" if (what, field) == ("base", "rope_parameters") else field
     names = placeholders(catalogue_text(f"answers.{key}").en)
+    if not names <= values.keys():
+        return ""  # no factor makes the scale of a side that has 0
     fix = Message(f"answers.{key}", **{name: values[name] for name in sorted(names)})
     flags = [Message(f"answers.flag.{name}", **given) for name, given in _options(what, a, b, kind, config)]
     return Message("answers.fix.with_flags", fix=fix, flags=joined(flags, "semicolon")) if flags else fix

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 
 from sqrtdk.audit.baseline import BaselineComparison
 from sqrtdk.audit.records import CheckReport
+from sqrtdk.errors import EXIT_INTERRUPTED
 
 NOT_CHECKED = "not_checked"  # outcome of a model that could not be loaded or run
 # What a model's answer may be, the worst first: those of a report, that of a comparison, and none.
 MODEL_OUTCOMES = (NOT_CHECKED, "failed", "changed", "findings", "incomplete", "warnings", "scales", "passed")
 HEALTHY = ("scales", "passed")  # one line says it all
 EXIT_NOT_CHECKED = 2
-EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 @dataclass(frozen=True, slots=True)

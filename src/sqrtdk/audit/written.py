@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import linecache
 from collections.abc import Iterator
-from pathlib import Path
 
 from sqrtdk.tracing.tape.places import file_of
 
@@ -31,25 +31,23 @@ def written_root(at: str | None, size: int) -> tuple[str, str] | None:
     text = _text(path)
     found = {
         (code, f"{before}{size}{after}")
-        for node in _nodes(path)
+        for node in _nodes(text)
         for code, before, after in _scaling(node, text)
         if getattr(node, "lineno", 0) <= int(line) <= (getattr(node, "end_lineno", 0) or 0)
     }
     return found.pop() if len(found) == 1 else None
 
 
-@functools.lru_cache(64)
 def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
+    """Return the file as it is now: it may have been mended since a report before."""
+    linecache.checkcache(path)
+    return "".join(linecache.getlines(path))
 
 
 @functools.lru_cache(64)
-def _nodes(path: str) -> tuple[ast.AST, ...]:
+def _nodes(text: str) -> tuple[ast.AST, ...]:
     try:
-        return tuple(ast.walk(ast.parse(_text(path))))
+        return tuple(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError):
         return ()
 

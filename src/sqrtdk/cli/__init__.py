@@ -21,6 +21,7 @@ from sqrtdk.cli.params import params
 from sqrtdk.cli.record import record_verb
 from sqrtdk.cli.verbs import group_of, pass_language_on, register_verb
 from sqrtdk.cli.watch import watch
+from sqrtdk.errors import EXIT_INTERRUPTED
 
 
 def _show_version(wanted: bool) -> None:
@@ -62,7 +63,7 @@ def main() -> None:
         PlainMessages().__enter__()  # never exited: the model's threads, exit handlers and finalisers outlive this
         process.end(_exit_code())
     except KeyboardInterrupt:  # raised at most once, so the end itself is not interrupted
-        process.end(process.INTERRUPTED)
+        process.end(EXIT_INTERRUPTED)
 
 
 def _exit_code() -> int:
@@ -71,7 +72,7 @@ def _exit_code() -> int:
     try:
         code = _app(prog_name="sqrtdk", standalone_mode=False)
     except typer.Abort:
-        return process.INTERRUPTED
+        return EXIT_INTERRUPTED
     except OSError as error:  # typer itself writes help and --version to stdout
         drop_stdout()
         fail(unwritable(error))

@@ -17,8 +17,8 @@ from sqrtdk.cli.audit_reports import AuditReports, written
 from sqrtdk.cli.errors import fail, words_of
 from sqrtdk.cli.kept_apart import NOTHING_KEPT, Kept
 from sqrtdk.cli.output import colors, print_text, tell_reader, width, working, write_stderr
-from sqrtdk.cli.process import INTERRUPTED, interrupted
-from sqrtdk.errors import INTERRUPTS
+from sqrtdk.cli.process import interrupted
+from sqrtdk.errors import EXIT_INTERRUPTED, INTERRUPTS
 from sqrtdk.messages import Message
 from sqrtdk.models.config import read_config_dict
 from sqrtdk.models.options import LoadOptions
@@ -107,7 +107,7 @@ class Several:
             for name, ledger in now.items():
                 write_stderr(f"{plain(name)}  {ledger_line(ledger, language)}")
         if self._cut_short:
-            return INTERRUPTED
+            return EXIT_INTERRUPTED
         return max((model.exit_code for model in checked if model.report is None), default=0)
 
     def _each(self, fail_on: str) -> list[CheckedModel]:

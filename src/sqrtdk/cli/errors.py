@@ -22,8 +22,8 @@ import typer
 from sqrtdk.cli import guesses
 from sqrtdk.cli.help import HelpfulGroup
 from sqrtdk.cli.output import spoken, tell_reader, write_stderr
-from sqrtdk.cli.process import EXIT_FAILED, INTERRUPTED, exit_refused, interrupted, swallowed
-from sqrtdk.errors import SqrtdkError, text_of
+from sqrtdk.cli.process import EXIT_FAILED, exit_refused, interrupted, swallowed
+from sqrtdk.errors import EXIT_INTERRUPTED, SqrtdkError, text_of
 from sqrtdk.messages import Message, joined, said, word
 from sqrtdk.report.plain import plain, plain_lines
 
@@ -67,7 +67,7 @@ def reported(show_traceback: bool) -> Iterator[None]:
     except BaseException as error:  # even SystemExit: the model's code must not choose our exit code
         if isinstance(error, KeyboardInterrupt) or interrupted():  # some libraries turn it into another error
             tell_reader(Message("progress.interrupted"))
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         fail(error, show_traceback)
         raise typer.Exit(EXIT_FAILED) from None
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from sqrtdk.cli.errors import fail, words_of
 from sqrtdk.cli.output import tell_reader
-from sqrtdk.cli.process import INTERRUPTED, is_program
-from sqrtdk.errors import ModelError
+from sqrtdk.cli.process import is_program
+from sqrtdk.errors import EXIT_INTERRUPTED, ModelError
 from sqrtdk.messages import Message
 from sqrtdk.report.plain import plain
 
@@ -140,7 +140,7 @@ if sys.platform != "win32":
                 status = _waited(child, folder)
                 number = _died_at(folder)
                 if (folder / _QUIT).is_file():
-                    return INTERRUPTED
+                    return EXIT_INTERRUPTED
                 if number is None or stopped:
                     return status if status >= 0 else 128 - status
                 stopped = (folder / _STOP).is_file()  # then the next child reports, and checks nothing

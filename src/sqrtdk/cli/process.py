@@ -13,14 +13,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from sqrtdk.cli.output import end_stdout, show_cursor
-from sqrtdk.errors import ModelError
+from sqrtdk.errors import EXIT_INTERRUPTED, ModelError
 from sqrtdk.messages import Message
 
 if TYPE_CHECKING:
     from sqrtdk.ranks.group import RankGroup
 
 EXIT_FAILED = 2  # usage, configuration or input/output error
-INTERRUPTED = 130
 _end_at_once = os._exit
 _RESEND_INTERRUPT_S = 0.05  # seconds until a swallowed Ctrl-C is sent again
 
@@ -41,7 +40,7 @@ class _Interrupts:
         if self.came:
             _leave_children()
             show_cursor()
-            _end_at_once(INTERRUPTED)
+            _end_at_once(EXIT_INTERRUPTED)
         self.came = True
         raise KeyboardInterrupt
 
