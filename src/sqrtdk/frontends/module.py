@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from sqrtdk.frontends.folding import TABLE_LOOKUPS, folded_weights
 from sqrtdk.frontends.program import FlatProgram, FlatStep, Region, RunDtypes, held_tensor, plan, run_regions
 from sqrtdk.frontends.regions import class_of, code_between, place_modules, place_tensor, written_in
 
 _SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
-_TABLE_LOOKUPS = ("gather", "Gather", "embedding", "GET_ROWS")  # operations that pick rows of a table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,6 +141,15 @@ class ForeignModule(nn.Module):
     def weight_names(self) -> tuple[str, ...]:
         """Return the names of the program's own parameters, without the places where its functions share them."""
         return tuple(self._dtypes)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the parameters by name; for quantised tables and their scales what the program makes of them."""
+        modules = dict(self.named_modules(remove_duplicate=False))
+        (traced, _), *_ = self._programs[0].traced.values()
+        inputs = self._programs[0].source.bind((), self.example).tensors if self.example else ()
+        made, parts = folded_weights(traced.program, modules, inputs)
+        held = {name: held_tensor(modules, name) for name in self.weight_names if name not in parts}
+        return {name: weight for name, weight in held.items() if isinstance(weight, nn.Parameter)} | made
 
     def run(self, *args: Any, **named: Any) -> Any:
         """Return the outputs for these inputs, nested as the framework nests them.
@@ -278,7 +287,7 @@ def foreign_module(source: Source, bound: Bound, kind_name: str) -> tuple[Foreig
 
 
 def _vocabularies(program: FlatProgram, modules: Mapping[str, nn.Module]) -> frozenset[int]:
-    firsts = (step.reads[0] for step in program.steps if step.name in _TABLE_LOOKUPS)
+    firsts = (step.reads[0] for step in program.steps if step.name in TABLE_LOOKUPS)
     names = (program.parameters[ref] for ref in firsts if isinstance(ref, int) and ref in program.parameters)
     tables = (held_tensor(modules, name) for name in names)
     return frozenset(table.shape[0] for table in tables if table.dim() == 2)

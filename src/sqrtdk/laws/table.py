@@ -43,6 +43,7 @@ from sqrtdk.messages import Message, joined
 from sqrtdk.models.inputs import without_numbers
 from sqrtdk.models.modules import is_spread
 from sqrtdk.models.records import LoadedModel
+from sqrtdk.models.settings import process_unchanged
 from sqrtdk.ranks.group import world
 
 Law = Callable[[Subject], Iterator[LawAnswer]]
@@ -195,7 +196,7 @@ def answers_of(
         subject = Subject(loaded.module, {}, (), run.calls, loaded.config, seed, run.findings)
         return tuple(answer for name in names for answer in _without_values(name, subject))
     module, large = loaded.module, is_large(loaded.module)
-    with random_state(module), eval_mode(module):
+    with process_unchanged(), random_state(module), eval_mode(module):
         try:
             subject = subject_of(module, loaded.inputs, run.calls, loaded.config, seed=seed, large=large)
             subject.findings, subject.pace = run.findings, Pace(seconds, run.seconds)

@@ -31,6 +31,7 @@ from sqrtdk.laws.backward.traced import TracedHandles, noted
 from sqrtdk.laws.training import module_that_trains
 from sqrtdk.messages import Message
 from sqrtdk.models.run import call as forward
+from sqrtdk.models.settings import process_unchanged
 from sqrtdk.models.unchanged import unchanged
 from sqrtdk.modules.calls import CallPlace, hooked
 from sqrtdk.modules.structures import walk
@@ -132,7 +133,7 @@ def side_gradients(side: ModelSide, label: str, output: str, given: Tensor) -> S
         raise NoBackwardError(Message("compare.backward.no_module", side=label))
     attn = side.info.attn if offers_choice(module) else None
     try:
-        with unchanged(module, side.inputs):
+        with unchanged(module, side.inputs), process_unchanged():
             own = _run(module, side.inputs, attn, output, given)
         if isinstance(module, ForeignModule):
             own = replace(own, parameters=own.parameters | _of_jax(module, side.inputs, own.parameters, output, given))

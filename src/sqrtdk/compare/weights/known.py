@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sqrtdk._wrappers import named_parameters
 from sqrtdk.compare.weights.mixed import rounded_updates
 from sqrtdk.compare.weights.nearness import near_weights
 from sqrtdk.compare.weights.pairing import weights_of
@@ -69,10 +70,11 @@ def with_known_changes(a: LoadedModel, b: LoadedModel) -> tuple[LoadedModel, Loa
 
 def _of_programs(a: LoadedModel, b: LoadedModel) -> tuple[LoadedModel, LoadedModel, KnownChanges | None]:
     """Return the same where a side is a program of another framework, whose weights have names and axes of its own."""
-    one = {name: weight for name, weight in weights_of(a.module).items() if weight.dim() == 2}
-    near = near_weights(one, {name: weight for name, weight in weights_of(b.module).items() if weight.dim() == 2})
-    other = near
-    differ = [name for name in other if _differ(one[name], other[name])]
+    held = {name for name, _ in named_parameters(a.module, remove_duplicate=False)}  # others can't be changed
+    weights = {name: weight for name, weight in weights_of(a.module).items() if name in held}
+    near = near_weights(weights, weights_of(b.module))
+    one, other = ({name: pair[side] for name, pair in near.items()} for side in (0, 1))
+    differ = [name for name in near if _differ(one[name], other[name])]
     if len(differ) < 2:
         return a, b, None
     known, taken = _of_roundings(one, other, differ)
@@ -83,7 +85,7 @@ def _of_programs(a: LoadedModel, b: LoadedModel) -> tuple[LoadedModel, LoadedMod
         known, taken = (known, taken) if again is None else (again, by_rows)
     if known is None:
         return a, b, None
-    numbers = {name: near[name] for name in taken}
+    numbers = {name: near[name][1].reshape(weights[name].shape) for name in taken}
     return with_weights(a, numbers), b, _with_costs(known, a, numbers)
 
 

@@ -89,9 +89,9 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 
     A program of another framework says which names are its own: its functions share parameters with its root.
     """
-    own = module.weight_names if isinstance(module, ForeignModule) else None
-    known: dict[str, Tensor] = dict(named_parameters(module, remove_duplicate=own is None))
-    named = known if own is None else {name: known[name] for name in own if name in known}
+    named: Mapping[str, Tensor] = (
+        module.weights() if isinstance(module, ForeignModule) else dict(named_parameters(module))
+    )
     return {name: whole_tensor(weight) for name, weight in named.items() if _is_plain(weight)}
 
 

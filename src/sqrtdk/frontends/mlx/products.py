@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sqrtdk.frontends.arrays import CONVOLUTIONS_BY_RANK, spread
-from sqrtdk.frontends.mlx.nodes import Operation, Primitive, on_two
+from sqrtdk.frontends.mlx.nodes import Aval, Operation, Primitive, on_two
 from sqrtdk.frontends.program import RunDtypes
 
 _WORD = 2**32 - 1
@@ -88,10 +88,23 @@ def _weights(
     return made.to(numbers.dtype(node.gives[0].held))
 
 
-def _quantized_matmul(numbers: RunDtypes, node: Primitive, x: Tensor, *arrays: Tensor) -> Tensor:
+def weight_apart(node: Primitive) -> tuple[Primitive, Primitive]:
+    """Return the node that makes a matrix of its table, and the product with it, for a product with a table."""
     group, bits, mode, transposed = node.args if len(node.args) == 4 else (*node.args[:2], 0, node.args[2])
-    w = _weights(numbers, node, arrays, group, bits, int(mode))
-    return x @ (w.mT if transposed else w)
+    (*rows, words), [made] = node.takes[1].shape, node.gives
+    weight = Aval(f"{made.ref}: weight", (*rows, words * 32 // bits), made.dtype)
+    return (
+        Primitive("QuantizedWeight", (group, bits, int(mode)), node.takes[1:], (weight,)),
+        Primitive(node.name, (transposed,), (node.takes[0], weight), node.gives),
+    )
+
+
+def _quantized_weight(numbers: RunDtypes, node: Primitive, *arrays: Tensor) -> Tensor:
+    return _weights(numbers, node, arrays, *node.args)
+
+
+def _quantized_matmul(numbers: RunDtypes, node: Primitive, x: Tensor, w: Tensor) -> Tensor:
+    return x @ (w.mT if node.args[0] else w)
 
 
 def _gather_qmm(numbers: RunDtypes, node: Primitive, x: Tensor, *arrays: Tensor) -> Tensor:
@@ -197,6 +210,7 @@ def _random_bits(numbers: RunDtypes, node: Primitive, keys: Tensor) -> Tensor:
 
 MLX_PRODUCTS: dict[str, Operation] = {
     "Matmul": on_two(torch.matmul), "AddMM": _addmm, "GatherMM": _gather_mm, "QuantizedMatmul": _quantized_matmul,
+    "QuantizedWeight": _quantized_weight,
     "GatherQMM": _gather_qmm, "Quantize": _dequantize, "Convolution": _convolution, "FFT": _fft,
     "Hadamard": _hadamard, "RandomBits": _random_bits,
 }  # fmt: skip

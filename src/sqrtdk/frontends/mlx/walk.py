@@ -24,7 +24,7 @@ from sqrtdk.frontends.mlx.arrays import dtype_name, mlx, tensor_from_mlx
 from sqrtdk.frontends.mlx.elementwise import MLX_ELEMENTWISE, MLX_OVER_AXES
 from sqrtdk.frontends.mlx.nodes import Aval, Primitive, PrimitiveOperation, primitive_of
 from sqrtdk.frontends.mlx.places import FIRST_MARK, Mark, Marks
-from sqrtdk.frontends.mlx.products import MLX_PRODUCTS, READS
+from sqrtdk.frontends.mlx.products import MLX_PRODUCTS, READS, weight_apart
 from sqrtdk.frontends.mlx.shapes import MLX_SHAPES, UNCHANGED
 from sqrtdk.frontends.names import refuse_unread
 from sqrtdk.frontends.program import FlatProgram, FlatStep, Literal, Read, RunDtypes
@@ -88,6 +88,9 @@ class GraphWalk:
             self.unread.setdefault(node.name, f"{place.file}:{place.line}" if place else "")
             self.known |= {aval.ref: self.new() for aval in node.gives}
             return
+        if node.name == "QuantizedMatmul":
+            weight, node = weight_apart(node)
+            self.node(weight, mark)
         found = [self.known[aval.ref] for aval in node.takes]
         if found and not node.shape and len(node.gives) == 1 and all(isinstance(read, Literal) for read in found):
             # MLX makes a number once for all layers: a step would tie them together
