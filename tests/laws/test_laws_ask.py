@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -265,3 +266,29 @@ def test_a_baseline_takes_the_option(tmp_path: Path) -> None:
 
 def test_the_report_without_laws_has_no_part_on_them() -> None:
     assert "Laws" not in to_text(replace(lawless(), laws=(), findings=()))
+
+
+@pytest.mark.full
+def test_what_torch_imports_for_a_backward_pass_leaves_the_filters_of_warnings() -> None:
+    """A fresh process: torch imports sympy for the first gradient that it is given, and sympy adds a filter."""
+    code = """if True:
+        import sys, warnings
+        import torch
+        from sqrtdk import laws
+
+        class Attention(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.qkv = torch.nn.Linear(16, 48)
+
+            def forward(self, x):
+                q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+        model, before = Attention(), list(warnings.filters)
+        report = laws.ask(model, (torch.randn(2, 6, 16),), "gradient")
+        assert [answer.state for answer in report.answers] == ["kept"], report
+        assert "sympy" in sys.modules
+        assert list(warnings.filters) == before
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)

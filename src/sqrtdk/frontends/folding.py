@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sqrtdk.frontends.program import FlatProgram, FlatStep, RunDtypes, fixed_tensors, held_tensor
 
 TABLE_LOOKUPS = ("gather", "Gather", "embedding", "GET_ROWS")  # operations that pick rows of a table
-_MOST_RUNS = 2**14  # of the steps behind a lookup
+_MOST_LOOKUPS = 2**14  # of the steps behind one
 
 
 def folded_weights(
@@ -99,7 +99,7 @@ def _rows(
     steps: list[FlatStep], ids: int, made: int, count: int, example: Tensor, fixed: Mapping[int, Tensor]
 ) -> Tensor | None:
     """Return what steps make of each token, (tokens, width), in runs of the tokens that the program was traced for."""
-    if count > _MOST_RUNS * example.numel():
+    if count > _MOST_LOOKUPS * example.numel():
         return None
     found = []
     for tokens in torch.split(torch.arange(count), example.numel()):
