@@ -1,7 +1,7 @@
 # make demo   set-up in .venv, then the audit of the embedded model: the healthy one, then the unscaled one
 # make test   the same set-up with the test extras, then the tests that prove each thing once, in six minutes
 # make full   these and the rest, an hour and a half    make rest   what make test leaves out; SEED=N draws as that run did,
-#             SHARE=6 one in six, as CI does
+#             SHARE=8 one in eight, as CI does
 # make test-library   those of make test for the library alone; make test-lab   those for the lab (lab/)
 # make slow   hours: exhaustive, mutants, kills       make coverage   what test and full cover of each room
 # make planted  errors planted in the package, one at a time: which of them the tests of make test find (hours)

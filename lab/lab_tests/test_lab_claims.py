@@ -218,6 +218,7 @@ def test_each_explanation_has_a_name_and_says_something() -> None:
     assert set(EXPLANATION_IDS) <= {source for claim in CLAIMS.values() for source in claim.sources}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", _marked(list(CLAIMS)))
 def test_verdict_of_the_quick_run_and_of_its_control(name: str, cells: Cells) -> None:
     record = run_claim(CLAIMS[name], quick=True, compute=cells)
@@ -226,7 +227,7 @@ def test_verdict_of_the_quick_run_and_of_its_control(name: str, cells: Cells) ->
     _check_words(record)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.full
 @pytest.mark.parametrize("name", SMALLER)
 def test_a_costly_claim_has_its_figures_and_words_at_smaller_sizes(name: str) -> None:
     """So few samples may leave it open, and say nothing else; learners that have not learned are not judged."""

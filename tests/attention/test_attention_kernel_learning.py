@@ -68,6 +68,7 @@ def test_the_kernel_draws_what_the_replay_draws(seed: int) -> None:
     assert torch.equal(kept, replay(seed, RATE, 2, 3, 130, 77))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", SHAPES)
 def test_dropout_equals_its_own_replay(name: str, dtype: torch.dtype, threads: None) -> None:

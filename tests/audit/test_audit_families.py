@@ -121,7 +121,7 @@ def kinds(report):
     return {judged.call.kind for judged in report.calls}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "attn"), CASES)
 def test_a_family_is_right(name, attn):
     report = check(build(FAMILIES[name](), attn), **SIZES)
@@ -133,7 +133,7 @@ def test_a_family_is_right(name, attn):
     assert report.mode == "static"
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "attn"), VARIANT_CASES)
 @each("static", [False, True])
 def test_a_variant_is_right(name, attn, static):
@@ -225,7 +225,7 @@ SHOWN = {  # what the record has to say beside the scale
 NO_META = {"x_transformers rotary": "unsupported scalarType"}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_model_outside_transformers_is_right(name):
     made, calls, declared = OUTSIDE[name]

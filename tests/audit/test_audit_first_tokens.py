@@ -58,6 +58,7 @@ def audited(model):
 FINDS = {None: [], "scaling": ["responsiveness"], "length": ["responsiveness"], "both": [], "mask": ["eager_vs_sdpa"]}
 
 
+@pytest.mark.full
 @each("wrong", FINDS)
 def test_the_report_is_that_of_the_whole_inputs(wrong, monkeypatch):
     name = f"somebodys_first_{wrong}"

@@ -94,7 +94,7 @@ HEALTHY: dict[str, Callable[[], Made]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_said_of_a_right_model_with_fresh_weights(name: str) -> None:
     model, inputs = HEALTHY[name]()

@@ -145,6 +145,7 @@ def test_a_parameter_of_the_module_is_a_rule(make_call):
     assert told(judge_scale(make_call(1.0), fresh)) == ("unexplained", "missing")
 
 
+@pytest.mark.full
 @each(
     "scale, mistake",
     [

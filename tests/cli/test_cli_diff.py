@@ -135,6 +135,7 @@ def test_one_model_against_itself_and_against_its_trace_file(tmp_path: Path) -> 
         assert "3 pairs of attentions: 3 same." in done.stdout
 
 
+@pytest.mark.full
 def test_another_training_is_told_in_few_lines(tmp_path: Path) -> None:
     output, html = tmp_path / "r.json", tmp_path / "r.html"
     done = diff("demo", "demo:unscaled", "--seq-len", "16", "--output", str(output), "--html", str(html))

@@ -212,6 +212,7 @@ def test_json_stays_json_to_the_end(sqrtdk: Warm, nets: Path) -> None:
 CHILDREN = ["forks", "forks_on", "child_raises", "child_exits", "child_interrupts", "forks_forward", "pool"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", CHILDREN)
 def test_a_child_writes_no_report(sqrtdk: Warm, nets: Path, what: str) -> None:
     done = sqrtdk(f"nets:{what}", "--json", "--html", "r.html", cwd=nets)

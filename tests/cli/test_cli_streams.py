@@ -72,6 +72,7 @@ MODULES = {"nets.py": NETS, "exits.py": "import sys\nsys.exit(0)\n"}
 SAID = ["written", "child", "original", "printed", "from C", "at exit"]
 
 
+@pytest.mark.full
 def test_a_call_a_fork_and_a_fresh_start_say_the_same(
     sqrtdk: Warm, nets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

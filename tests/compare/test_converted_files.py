@@ -139,6 +139,7 @@ FILES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FILES)
 def test_what_a_converted_file_is_told_of(name: str, tmp_path: Path) -> None:
     engine, same, causes = FILES[name]

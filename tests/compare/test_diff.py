@@ -85,6 +85,7 @@ def test_what_neither_side_lets_be_read_is_not_judged_and_no_difference() -> Non
     assert diff(WithRelu(), WithRelu(), X, fail_on="unmeasured").exit_code == 1
 
 
+@pytest.mark.full
 def test_a_stage_that_differs_by_a_number_is_off_by_more_than_rounding() -> None:
     stages = [stage for pair in diff("demo", "demo:unscaled", seq_len=16).pairs for stage in pair.stages]
     values = [stage for stage in stages if stage.stage == "value" and stage.same is False]

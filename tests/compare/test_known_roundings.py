@@ -100,6 +100,7 @@ def said(report: DiffReport) -> str:
     return " ".join(map(str, report.paragraphs))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ROUNDINGS)
 def test_a_rounding_is_named_once_with_its_layers_and_what_it_costs(base: Any, name: str) -> None:
     report = diff(base, quantised(base, ROUNDINGS[name]), IDS)
@@ -159,6 +160,7 @@ MISTAKES: dict[str, tuple[Round, Callable[[Tensor, Any], Tensor], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_in_one_module_is_told_from_the_rounding_of_the_others(base: Any, name: str) -> None:
     rounding, wrong, words = MISTAKES[name]

@@ -304,6 +304,7 @@ def first_cause(case: str) -> tuple[ModuleCause, dict[str, Any]]:
     return report.module_causes[0], document["module_causes"][0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_a_cause_has_its_name_both_values_and_what_to_change(case: str) -> None:
     name, _, values, proven, fix = CASES[case]

@@ -42,9 +42,8 @@ def code(text: str) -> str:
     return str(text.id.rpartition(".")[2])
 
 
-@pytest.mark.parametrize(
-    "mistake", [name if name == "backward scale" else pytest.param(name, marks=pytest.mark.full) for name in FAULTS]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("mistake", FAULTS)
 def test_a_wrong_derivative_of_a_jax_function_is_named(mistake: str) -> None:
     found = compared(mistake)
     expected, operands = FAULTS[mistake]

@@ -304,6 +304,7 @@ def test_a_quantised_graph_rounds_as_onnxruntime_does(form: str, tmp_path: Path)
     assert [call.call is not None and call.call.stats is not None for call in run.calls] == [True]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scale", [32**-0.5, 1.0])
 @pytest.mark.parametrize(
     ("form", "kind"),

@@ -60,6 +60,7 @@ class _Breaks(TrainerCallback):
             model.transformer.h[1].mlp.c_fc.weight.data[0, 0] = torch.nan
 
 
+@pytest.mark.full
 def test_a_nan_that_the_trainer_logs_as_zero_is_an_alarm(tmp_path: Path) -> None:
     watch = AttentionWatch(every=100, to=tmp_path / "run")
     trainer = _trainer(tmp_path, _Breaks(), watch)
@@ -71,6 +72,7 @@ def test_a_nan_that_the_trainer_logs_as_zero_is_an_alarm(tmp_path: Path) -> None
     assert read_run(tmp_path / "run").alarms.column("step").to_pylist() == [4]
 
 
+@pytest.mark.full
 def test_the_module_is_named_where_only_gradients_tell(tmp_path: Path) -> None:
     """The last module breaks, no attention sees it, and the loss is not logged at the sampled step."""
     watch = AttentionWatch(every=1)
@@ -208,6 +210,7 @@ def test_a_compiled_model(tmp_path: Path) -> None:
         assert [call.site for call in sample.calls] == ["transformer.h.0.attn", "transformer.h.1.attn"]
 
 
+@pytest.mark.full
 def test_the_records_up_to_a_checkpoint_are_written_when_it_is_saved(tmp_path: Path) -> None:
     """Seen by a callback that comes after the watch; its step has the loss that the Trainer logs."""
     there: list[tuple[int, list[int], list[float]]] = []

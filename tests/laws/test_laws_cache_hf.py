@@ -27,6 +27,7 @@ def words(answer: LawAnswer) -> str:
     return answer.reason if answer.state == NOT_ASKED else answer.state
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model_type", "attn", "left", "shifted"),
     [
@@ -108,6 +109,7 @@ def test_masks_that_are_never_made(model_type: str, monkeypatch: pytest.MonkeyPa
     assert answers["left_padding", ""].reason == "attention_mask changes nothing"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "phi"])
 def test_a_rotation_of_q_alone(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     needs(model_type)

@@ -60,6 +60,7 @@ def test_inputs_of_the_user_stay_whole() -> None:
         assert {tokens for _, tokens in runs(model, "samples,causal", **options)} == {WHOLE}
 
 
+@pytest.mark.full
 def test_a_number_of_tokens_between_the_two_lengths() -> None:
     model = made()
     config = model.config
@@ -154,7 +155,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("wrong", ["nothing", *PLANTED])
 def test_the_answers_are_those_of_the_whole_inputs(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reports = []

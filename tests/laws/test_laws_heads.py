@@ -76,6 +76,7 @@ def test_keys_and_values_in_two_orders() -> None:
 IDS = torch.arange(3 * 12).view(3, 12)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("multihead", [False, True])
 @pytest.mark.parametrize("batch", [2, 3])
 def test_masks_of_another_sample(batch: int, multihead: bool) -> None:
@@ -91,6 +92,7 @@ def test_masks_of_another_sample_over_groups() -> None:
     assert [answer(Terms(which, groups=2), inputs).state for which in ("mask", "mask tiled")] == [KEPT, BROKEN]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("multihead", [False, True])
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_biases_of_another_head(batch: int, multihead: bool) -> None:

@@ -47,7 +47,7 @@ def asked(model: nn.Module, given: Any = None, about: str = "train mode") -> Law
     return answer
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("written_out", [False, True], ids=["sdpa", "written out"])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_one_mode_does_otherwise_is_found(wrong: str, written_out: bool) -> None:
@@ -77,6 +77,7 @@ def test_what_is_wrong_beside_an_attention_is_a_warning() -> None:
     assert (answer.site, answer.finding.severity) == ("extra", "warn")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("where", ["attribute", "config", "dict"])
 def test_a_dropout_by_hand_is_switched_off_by_its_rate(where: str) -> None:
     drops = Drops(where)
@@ -87,7 +88,7 @@ def test_a_dropout_by_hand_is_switched_off_by_its_rate(where: str) -> None:
     assert 0.4 in held[where].values()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "module",
     [

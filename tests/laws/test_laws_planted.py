@@ -103,7 +103,7 @@ def test_a_large_model_is_asked_what_two_runs_tell(wrong, dtype, monkeypatch):
     assert [answer.state for answer in named.laws] == ["kept"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.full
 @pytest.mark.parametrize("attn", [None, "both"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_laws_of_a_large_model_cost_one_forward(dtype, attn, monkeypatch):

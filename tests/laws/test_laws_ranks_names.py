@@ -303,6 +303,7 @@ def _grads(model: nn.Module, x: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
     return dict(zip(names, found, strict=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", [
     "own_rows", "scale", "not_sent", "wrong_rank", "lse_cut", "lse_of_block", "own_keys", "own_block",
 ])  # fmt: skip

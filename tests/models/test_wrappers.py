@@ -71,6 +71,7 @@ def test_check(name: str, planted: bool) -> None:
     assert {each.mistake for each in report.calls} == ({"missing"} if planted else {None})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_laws(name: str) -> None:
@@ -82,6 +83,7 @@ def test_laws(name: str) -> None:
     assert all(answers[law] == "not asked" for law in unasked)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_diff(name: str) -> None:

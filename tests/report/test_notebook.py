@@ -160,6 +160,7 @@ def _luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+@pytest.mark.full
 def test_a_notebook_shows_them() -> None:
     """A kernel runs the cells; what has taken long has shown a bar, of which nothing stays."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from sqrtdk.audit.multipliers import by_config
 from sqrtdk.audit.records import CheckReport
 from sqrtdk.audit.several import CheckedModel, SeveralReport
@@ -40,6 +42,7 @@ def test_the_comment_of_twenty_healthy_models_is_short_and_names_each_once() -> 
     assert len(comment.splitlines()) == 4 + 20
 
 
+@pytest.mark.full
 def test_no_failing_model_is_cut_off_whatever_their_number() -> None:
     for number in (2, 100):
         fine = [named(healthy(2), f"fine-{place}") for place in range(300)]
@@ -63,6 +66,7 @@ def test_no_failing_model_is_cut_off_whatever_their_number() -> None:
     )
 
 
+@pytest.mark.full
 def test_long_reports_of_failing_models_fit_what_github_takes() -> None:
     fine = [named(healthy(32), f"models/fine-{number}/config.json") for number in range(17)]
     long = [dataclasses.replace(one, findings=one.findings * 200) for one in (sick(), hostile(), sick())]

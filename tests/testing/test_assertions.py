@@ -160,6 +160,7 @@ def test_outputs_that_differ_fail_though_the_attentions_agree() -> None:
         assert_same_attention(a, b, inputs, allow=("scale", "layers.*"))
 
 
+@pytest.mark.full
 def test_outputs_that_follow_from_what_is_allowed_may_differ() -> None:
     (a, inputs), (b, _) = planted("rope", None), planted("rope", "missing")
     assert not assert_same_attention(a, b, inputs, allow="scale").same

@@ -21,7 +21,7 @@ from tests.report.html_page import HtmlPage
 from tests.report.sample_report import EVIL
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.full
 @pytest.mark.parametrize("language", LANGUAGE_CHOICES)
 def test_a_record_is_drawn_and_what_it_says_is_text(language: Language) -> None:
     for one in (*records(), hostile()):

@@ -72,6 +72,7 @@ def lies_within(figure: Recorded, estimate: Estimate, comparisons: int) -> bool:
     return bool(low - own <= value <= high + own)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_the_record_agrees(script: Path) -> None:
     estimates: dict[str, Estimate] = runpy.run_path(str(script))["figures"]()
