@@ -1,5 +1,5 @@
 # make demo   set-up in .venv, then the audit of the embedded model: the healthy one, then the unscaled one
-# make test   the same set-up with the test extras, then the tests that prove each thing once, in six minutes
+# make test   the same set-up with the test extras, then the tests that prove each thing once, in ten minutes
 # make full   these and the rest, an hour and a half    make rest   what make test leaves out; SEED=N draws as that run did,
 #             SHARE=8 one in eight, as CI does
 # make test-library   those of make test for the library alone; make test-lab   those for the lab (lab/)
