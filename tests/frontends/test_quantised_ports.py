@@ -110,6 +110,21 @@ def test_tables_of_jax_are_rounded_weights(mistake: str, held: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("mistake", ["", "scale"])
+def test_the_original_takes_the_numbers_of_tables_that_come_first(mistake: str) -> None:
+    foreign = from_jax(with_tables(port(mistake)), quantised(parameters_of(model())), jnp.asarray(IDS))
+    report = sqrtdk.diff(foreign, model(), (IDS,))
+    ((kind, names),) = roundings(report).items()
+    assert kind == "int8, a scale a row"
+    assert names >= {"q_proj", "o_proj", "gate_proj", "embed_tokens"}
+    known = report.weights.known
+    assert (known.coarse, known.changed) == ("A", "B")
+    assert known.cost == pytest.approx(0.019, rel=0.2)
+    assert causes(report) == ({mistake} if mistake else set())
+    assert report.exit_code == bool(mistake)
+
+
+@pytest.mark.full
 def test_a_table_with_other_numbers_is_no_rounding() -> None:
     """One layer's matrix is another's: what is named is that, and its neighbours' rounding stays named."""
     parameters = quantised(parameters_of(model()))

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sqrtdk._wrappers import named_parameters
 from sqrtdk.compare.weights.mixed import rounded_updates
 from sqrtdk.compare.weights.nearness import near_weights
 from sqrtdk.compare.weights.pairing import weights_of
@@ -70,23 +69,51 @@ def with_known_changes(a: LoadedModel, b: LoadedModel) -> tuple[LoadedModel, Loa
 
 def _of_programs(a: LoadedModel, b: LoadedModel) -> tuple[LoadedModel, LoadedModel, KnownChanges | None]:
     """Return the same where a side is a program of another framework, whose weights have names and axes of its own."""
-    held = {name for name, _ in named_parameters(a.module, remove_duplicate=False)}  # others can't be changed
-    weights = {name: weight for name, weight in weights_of(a.module).items() if name in held}
-    near = near_weights(weights, weights_of(b.module))
+    weights_a, weights_b = weights_of(a.module), weights_of(b.module)
+    held = {name: weight for name, weight in weights_a.items() if _is_held(a.module, name)}
+    near = near_weights(held, weights_b)
+    known, numbers = _of_near(near, {name: held[name].shape for name in near})
+    if known is not None:
+        return with_weights(a, numbers), b, _with_costs(known, a, numbers)
+    if held.keys() == weights_a.keys():
+        return a, b, None
+    # what A's program makes of codes has no place where B's numbers could stand: B takes A's
+    held = {name: weight for name, weight in weights_b.items() if _is_held(b.module, name)}
+    near = {name: (other, own) for name, (own, other) in near_weights(held, weights_a).items()}
+    known, numbers = _of_near(near, {name: held[name].shape for name in near}, of_a=True)
+    if known is None:
+        return a, b, None
+    known = _with_costs(replace(known, changed="B"), b, numbers)
+    return a, with_weights(b, numbers), known
+
+
+def _is_held(module: nn.Module, name: str) -> bool:
+    with suppress(AttributeError):
+        return isinstance(module.get_parameter(name), nn.Parameter)
+    return False
+
+
+def _of_near(
+    near: Mapping[str, tuple[Tensor, Tensor]], shapes: Mapping[str, torch.Size], *, of_a: bool = False
+) -> tuple[KnownChanges | None, dict[str, Tensor]]:
+    """Return what lies between the matrices of A and those of B, and the numbers that the other side takes.
+
+    Args:
+        near: Both matrices by name.
+        shapes: Of the weights with these names.
+        of_a: The names are those of B's weights, which take A's numbers.
+    """
     one, other = ({name: pair[side] for name, pair in near.items()} for side in (0, 1))
     differ = [name for name in near if _differ(one[name], other[name])]
     if len(differ) < 2:
-        return a, b, None
+        return None, {}
     known, taken = _of_roundings(one, other, differ)
     if known is None or any(_ALONG_OUTPUTS.search(change.kind) for change in known.changes):
         # graphs hold matrices as (in, out)
         one, other = ({name: side[name].mT.contiguous() for name in differ} for side in (one, other))
         again, by_rows = _of_roundings(one, other, differ)
         known, taken = (known, taken) if again is None else (again, by_rows)
-    if known is None:
-        return a, b, None
-    numbers = {name: near[name][1].reshape(weights[name].shape) for name in taken}
-    return with_weights(a, numbers), b, _with_costs(known, a, numbers)
+    return known, {name: near[name][0 if of_a else 1].reshape(shapes[name]) for name in taken}
 
 
 # -- adapters ----------------------------------------------------------------------------------------------------------

@@ -68,9 +68,9 @@ def _sides(known: KnownChanges) -> dict[str, str]:
 def _cost(known: KnownChanges, costs: Sequence[tuple[str, float]]) -> Message:
     total = _percent(known.cost or 0.0)
     if len(costs) == 1:
-        return Message("compare.known.cost", total=total)
+        return Message("compare.known.cost", total=total, side=known.changed)
     texts = [Message("compare.known.cost_of", name=_last(role), cost=_percent(cost)) for role, cost in costs]
-    return Message("compare.known.costs", total=total, costs=joined(texts[:_MOST_SHOWN], "comma"))
+    return Message("compare.known.costs", total=total, side=known.changed, costs=joined(texts[:_MOST_SHOWN], "comma"))
 
 
 def _fault(fault: WeightFault, known: KnownChanges) -> Message:

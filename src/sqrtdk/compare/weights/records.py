@@ -94,7 +94,7 @@ class KnownChange:
 
 @dataclass(frozen=True, slots=True)
 class KnownChanges:
-    """What lies between the weights of both sides and is known; A has it when it is compared.
+    """What lies between the weights of both sides and is known; when they are compared, one has the other's numbers.
 
     Attributes:
         changes: adapters and roundings.
@@ -104,6 +104,7 @@ class KnownChanges:
         side: "B" if B's weights are A's with the adapter; "A" if it is A that has it, with an adapter's directory.
         coarse: The side whose weights are rounded, "A" or "B".
         undecided: Names of weights of which rounding hides whether they have the adapter.
+        changed: The side that has the other's numbers: "A", or "B" where A's are made by its program, of codes.
     """
 
     changes: tuple[KnownChange, ...] = ()
@@ -112,6 +113,7 @@ class KnownChanges:
     side: str = "B"
     coarse: str = "B"
     undecided: tuple[str, ...] = ()
+    changed: str = "A"
 
 
 @dataclass(frozen=True, slots=True)
