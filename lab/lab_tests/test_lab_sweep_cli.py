@@ -118,7 +118,9 @@ def test_ctrl_c_keeps_what_ended_and_ends_the_workers(tmp_path: Path) -> None:
     assert stdout == ""
     assert stderr == "What ended is kept in out; the same command goes on with the rest.\nInterrupted.\n"
     assert psutil.wait_procs(workers, timeout=120)[1] == []
-    document = json.loads(run(*arguments, "--json").stdout)
+    again = run(*arguments, "--json")
+    assert again.exit_code == 0, again.stderr
+    document = json.loads(again.stdout)
     assert document["reused"] > 0
     assert document["computed"] + document["reused"] == document["cells"] == 60
 

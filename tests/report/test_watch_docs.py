@@ -77,8 +77,8 @@ def test_the_examples_run_and_the_output_is_real(tmp_path: Path, monkeypatch: py
         (shown,) = (block for block in blocks if "\nruns/exp1  Decoder" in block)
         printed = called("watch", "show", "runs/exp1", "--lang", language, COLUMNS="110").stdout
         assert words(shown) == words(printed)
-        for text in (shown, printed):
-            assert {"5.657", "0.02"} <= set(re.findall(r"\d+\.\d+", text.partition("\n\n")[0])), "both causes are first"
+        for text, causes in ((shown, {"5.657", "0.02"}), (printed, {"5.657"})):  # the rate's alarm has a bar to pass
+            assert causes <= set(re.findall(r"\d+\.\d+", text.partition("\n\n")[0])), "the causes are first"
 
 
 def test_the_bars_are_those_of_the_verb() -> None:

@@ -141,10 +141,10 @@ def test_a_step_is_the_same_place_in_all_runs_and_has_the_values_of_all(show: Op
     assert page.locator("#overlay .told").inner_text().startswith("step 2 · ")
     box = place.bounding_box()
     assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    place.hover(position={"x": box["width"] / 2, "y": 60})  # wherever the page was scrolled to
     rows = page.locator("#tip .row").all_inner_texts()
     assert [row.split()[0] for row in rows[1:]] == ["A", "B"]
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 300)
+    place.hover(position={"x": box["width"] / 2, "y": 300})
     assert "Max logit" in page.locator("#tip .row").first.inner_text()
     first = [points(page, f"#overlay .drawing > svg:first-child [data-run='{run}']")[0][0] for run in (0, 1)]
     assert first[0] == first[1]
