@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from sqrtdk.frontends.program import FlatProgram, FlatStep, RunDtypes, fixed_tensors, held_tensor
+from sqrtdk.frontends.program import FlatProgram, FlatStep, Literal, RunDtypes, fixed_tensors, held_tensor
 
 TABLE_LOOKUPS = ("gather", "Gather", "embedding", "GET_ROWS")  # operations that pick rows of a table
 _MOST_LOOKUPS = 2**14  # of the steps behind one
@@ -50,7 +50,7 @@ def folded_weights(
             read |= dict.fromkeys(reads)
     read |= dict.fromkeys(ref for ref in program.outputs if type(ref) is int)
     wanted = [ref for ref in read if origins.get(ref) and ref not in held]
-    values = _values(_leading_to(wanted, folded)[0], fixed)
+    values = _values(_leading_to(wanted, folded)[0], wanted, fixed)
     matrices = [ref for ref in wanted if _is_matrix(values[ref])]
     count, at = Counter(origins[ref] for ref in matrices), Counter[str]()
     found = {}
@@ -105,7 +105,7 @@ def _rows(
     for tokens in torch.split(torch.arange(count), example.numel()):
         given = torch.zeros(example.numel(), dtype=example.dtype)
         given[: len(tokens)] = tokens
-        values = _values(steps, {**fixed, ids: given.reshape(example.shape)})[made]
+        values = _values(steps, [made], {**fixed, ids: given.reshape(example.shape)})[made]
         found.append(values.flatten(0, example.dim() - 1)[: len(tokens)])
     rows = torch.cat(found)
     return rows if _is_matrix(rows) else None
@@ -125,15 +125,22 @@ def _leading_to(refs: Iterable[int], steps: Sequence[FlatStep]) -> tuple[list[Fl
     return kept[::-1], needed
 
 
-def _values(steps: list[FlatStep], fixed: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
-    """Return what steps without inputs give, in the program's own dtypes."""
-    known, numbers = dict(fixed), RunDtypes()
+def _values(steps: Sequence[FlatStep], wanted: Iterable[int], fixed: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return what steps give at some references, in the program's own dtypes; all else goes when it was read last."""
+    numbers, kept = RunDtypes(), set(wanted)
+    last = {ref: at for at, step in enumerate(steps) for ref in _references(step)}
+    known: dict[int, Tensor] = {}
     with torch.no_grad():
-        for step in steps:
-            made = step.run(numbers, *(known[read] if type(read) is int else read.value for read in step.reads))  # type: ignore[union-attr]
+        for at, step in enumerate(steps):
+            reads = [read.value if isinstance(read, Literal) else known[read] if read in known else fixed[read]
+                     for read in step.reads]  # fmt: skip
+            made = step.run(numbers, *reads)
             results = tuple(made) if isinstance(made, tuple | list) else (made,)
             for ref, dtype, result in zip(step.gives, step.dtypes, results, strict=True):
                 known[ref] = result if dtype is None else numbers.cast(result, dtype)
+            for ref in (*_references(step), *step.gives):
+                if last.get(ref, at) <= at and ref not in kept:
+                    known.pop(ref, None)
     return known
 
 
