@@ -343,9 +343,9 @@ def entering_of(call: CallTensors) -> dict[str, Tensor]:
 
     The first of these that both sides have is compared.
     """
-    value = call.value
+    query, value = call.query, call.value
     known = {
-        "input": None if call.query.projection is None else call.query.projection.input,
+        "input": query.viewed if query.projection is None else query.projection.input,
         "projected": value.projected,
         "value": value.values,
     }

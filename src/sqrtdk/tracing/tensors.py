@@ -74,6 +74,8 @@ class Vector:
         lines: Source lines "myport.py:14" on the way from the projection: "projection"; "split", where features become
             heads; "grouped", where the heads of q become groups; "order", where heads are picked in another order;
             "repeat", where k or v is repeated for query heads. Empty in a file.
+        viewed: (B, L, D), what enters a projection of which heads are a view, `y.view(B, H, L, E)`: each number of them
+            is another token's feature. None for any other, and in a file.
     """
 
     values: Tensor
@@ -82,6 +84,7 @@ class Vector:
     steps: tuple[Waypoint, ...] = ()
     projection: Projection | None = None
     lines: Mapping[str, str] = field(default_factory=dict)
+    viewed: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

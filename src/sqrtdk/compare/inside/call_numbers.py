@@ -45,6 +45,7 @@ class ObservedVector:
         borrowed: `projected` is the other side's, from the same input.
         alike: input and `projected` equal the other side's bit for bit, so both projections did the same.
         kv_scale: for k and v, the fixed scale of a quantised cache as the user gave it; None without one.
+        viewed: (B, L, D), what enters a projection of which heads are a view; None for any other.
     """
 
     heads: Tensor
@@ -62,6 +63,7 @@ class ObservedVector:
     borrowed: bool = False
     alike: bool = False
     kv_scale: float | None = None
+    viewed: Tensor | None = None
 
 
 def observe(call: CallTensors, kv_scale: float | None = None) -> dict[str, ObservedVector]:
@@ -77,6 +79,18 @@ def observe(call: CallTensors, kv_scale: float | None = None) -> dict[str, Obser
         name: _observe_vector(getattr(call, name), count, grouped=name != "query", scale=scales[name]) for name in QKV
     }
     return seen | {name: replace(seen[name], kv_scale=kv_scale) for name in ("key", "value")}
+
+
+def projected_alike(one: ObservedVector, other: ObservedVector) -> bool:
+    """Return whether two projections had equal inputs and outputs, bit for bit, each as recorded by its own side.
+
+    Args:
+        one: A's vector.
+        other: B's.
+    """
+    pairs = [(one.input, other.input), (one.projected, other.projected)]
+    known = not (one.borrowed or other.borrowed) and one.weight is not None and other.weight is not None
+    return known and all(x is not None and y is not None and torch.equal(x.double(), y.double()) for x, y in pairs)
 
 
 def amplitudes_apart(
@@ -173,6 +187,7 @@ def _observe_vector(vector: Vector, count: int, *, grouped: bool, scale: bool) -
         weight=None if projection is None or projection.weight is None else projection.weight[first],
         bias=None if projection is None or projection.bias is None else projection.bias[first],
         features=None if projection is None else projection.features[first],
+        viewed=vector.viewed,
     )
 
 

@@ -13,7 +13,7 @@ from sqrtdk.compare.infer.evidence import SearchWork
 from sqrtdk.compare.infer.missing import KERNEL_ROUNDINGS, KnownSide, complete_sides
 from sqrtdk.compare.infer.vectors import with_known_step
 from sqrtdk.compare.inside.addends import split_alike
-from sqrtdk.compare.inside.call_numbers import ObservedVector, amplitudes_apart, observe
+from sqrtdk.compare.inside.call_numbers import ObservedVector, amplitudes_apart, observe, projected_alike
 from sqrtdk.compare.inside.channels import in_one_layout, with_known_rows
 from sqrtdk.compare.inside.compute import dtype_by_name
 from sqrtdk.compare.inside.explain import (
@@ -40,6 +40,7 @@ from sqrtdk.compare.inside.unknown_steps import (
     outputs_alike,
     past_unknown,
     same_input,
+    told_once,
 )
 from sqrtdk.compare.numbers import constant_tolerance
 from sqrtdk.compare.records import CANCELS, UNKNOWN_CAUSE, StageDiff
@@ -104,7 +105,7 @@ def judge_pair(
         return JudgedPair(None, reason=reason, strangers=True)
 
     told, layout_open = in_one_layout(_complete_pair(a, b, seen_a, seen_b, earlier, work), earlier)
-    seen = {name: replace(own, alike=_alike(told[0].seen[name], own)) for name, own in told[1].seen.items()}
+    seen = {name: replace(own, alike=projected_alike(told[0].seen[name], own)) for name, own in told[1].seen.items()}
     ahead, behind, passed = past_unknown(told[0].program, told[1].program, told[0].seen, seen)
     told = [replace(side, program=program) for side, program in zip(told, (behind.a, behind.b), strict=True)]
     query, entering = behind.seen["query"].used, (seen_a["query"].input, seen_b["query"].input)
@@ -185,14 +186,16 @@ def judge_pair(
     lost = [segment.name.removesuffix(" used") for segment, explained in direct if explained.causes]
     if lost and not passed and before.within:  # from B's vectors nothing differs: to the output from A's own
         whole_way = replace(whole_way, seen={**whole_way.seen, **{x: told[0].seen[x] for x in lost}}, known=[])
-        before, after = segment_gap(whole_way, sides.a), segment_gap(whole_way, program)
+        before = segment_gap(whole_way, sides.a)
+        if not all(explained.after.within for _, explained in direct):
+            after = segment_gap(whole_way, program)
         if before.within:  # they differ alike, and nothing comes of it
             direct, lost = [(part, replace(found, causes=())) for part, found in direct], []
     if not same and not passed and not before.within:
         named = [cause for _, explained in parts for cause in explained.causes]
         if not mends(whole_way, sides, causes, named):
             parts = [(part, without_fixes(explained)) for part, explained in parts]
-    cancels = not lost
+    cancels, direct = not lost, told_once(direct)
     for segment, explained in direct:
         stages += _stages(segment, explained, sides, cancels)
     if layout_open:
@@ -283,7 +286,7 @@ def _without_formula(
     """Judges a pair without a known formula: q, k and v, and the outputs if these agree."""
     same = outputs_alike(told, rows)
     parts, _ = _explained(every, sides, None if same else causes)
-    parts = [*direct, *parts]
+    parts = [*told_once(direct), *parts]
     if same is False:
         parts.append(differs(told, "output", ("weights", "output"), rows, sides.a))
     stages = [stage for segment, explained in parts for stage in _stages(segment, explained, sides, bool(same))]
@@ -308,13 +311,6 @@ def _unknown(told: list[KnownSide]) -> str:
 
 def _of_side(label: str, reason: str) -> Message:
     return Message("compare.pair.of_side", side=label, reason=reason)
-
-
-def _alike(one: ObservedVector, other: ObservedVector) -> bool:
-    """Return whether two projections had equal inputs and outputs, bit for bit, each as recorded by its own side."""
-    pairs = [(one.input, other.input), (one.projected, other.projected)]
-    known = not (one.borrowed or other.borrowed) and one.weight is not None and other.weight is not None
-    return known and all(x is not None and y is not None and torch.equal(x.double(), y.double()) for x, y in pairs)
 
 
 def _unread(a: CallTensors, b: CallTensors) -> str | None:

@@ -53,6 +53,7 @@ ORDER_LINES = {
     "parts_mixed": "split",
     "heads_mixed": "split",
     "channel_first": "split",
+    "view": "split",
     "heads": "order",
     "channels": "order",
 }

@@ -20,7 +20,8 @@ from sqrtdk.compare.inside.explain import Explained, stage_of_vector, unknown_ca
 from sqrtdk.compare.inside.program import QKV, OpaqueStep, Program, VectorPath
 from sqrtdk.compare.inside.segments import Segment, SegmentGap, entry_distances
 from sqrtdk.compare.inside.suspect import QKV_LETTERS, path_of, with_path
-from sqrtdk.messages import Message
+from sqrtdk.compare.records import Cause
+from sqrtdk.messages import Message, joined
 
 ExplainedSegments = list[tuple[Segment, Explained]]
 
@@ -138,6 +139,9 @@ def compare_directly(
     parts: ExplainedSegments = []
     reasons = []
     for name in QKV:
+        if (found := _split_otherwise(sides, name, program)) is not None:
+            parts.append(found)
+            continue
         if f"{name} used" in covered or equal_in_roundings(sides, name, rows):
             continue
         one, other = _vector_of_both(sides, name, rows)
@@ -203,12 +207,59 @@ def differs(
         program: A's program.
     """
     one, other = _vector_of_both(sides, name, rows)
+    left = _gap(one, other, sides)
+    part = Segment(f"{name} used", stages, other, stages_tried=())
+    return part, Explained((unknown_cause(stages[0], left),), program, left, left)
+
+
+def _split_otherwise(sides: list[KnownSide], name: str, program: Program) -> tuple[Segment, Explained] | None:
+    """Return a vector that one side alone splits into heads by a view, `x.view(B, H, L, E)`; None for any other.
+
+    Proven: the other side's projection, applied to what enters this one's and viewed like this, gives its values.
+    """
+    for text, known, side in (("by_view", sides[0], sides[1]), ("not_by_view", sides[1], sides[0])):
+        affine, viewed = path_of(known.program, name).affine, side.seen[name]
+        if affine is None or viewed.viewed is None or viewed.projected is None:
+            continue
+        right = torch.einsum("bld,hed->bhle", viewed.viewed.double(), affine.weight.double())
+        if affine.bias is not None:
+            right += affine.bias.double()[:, None]
+        if right.shape != viewed.projected.shape or near(right, viewed.projected, coarser(sides), KERNEL_ROUNDINGS):
+            continue
+        mixed = right.transpose(1, 2).reshape(right.shape)
+        if near(mixed, viewed.projected, coarser(sides), KERNEL_ROUNDINGS):
+            a, b = (Message(f"causes.head_order.{word}") for word in ("in_order", "view"))
+            a, b = (a, b) if text == "by_view" else (b, a)
+            what = Message(f"causes.head_order.{text}", parts=QKV_LETTERS[name])
+            cause = Cause("head_order", a, b, 1.0, what, name, mends=text == "by_view", codes=("view",))
+            before, after = (_gap(x, viewed.projected, sides) for x in (right, mixed))
+            part = Segment(f"{name} used", (name,), viewed.projected, stages_tried=())
+            return part, Explained((cause,), program, before, replace(after, within=True))
+    return None
+
+
+def told_once(parts: ExplainedSegments) -> ExplainedSegments:
+    """Return the parts with one cause, of the first, where several vectors are split by a view alike."""
+    alike = [found.causes[0] for _, found in parts if found.causes and found.causes[0].codes == ("view",)]
+    if len({cause.text.id for cause in alike if isinstance(cause.text, Message)}) != 1:
+        return parts
+    letters = joined([QKV_LETTERS[cause.stage] for cause in alike], "and")
+    first = alike[0]
+    assert isinstance(first.text, Message)
+    one = replace(first, text=Message(first.text.id, parts=letters))
+    told: ExplainedSegments = []
+    for part, found in parts:
+        causes = tuple(one if cause is first else cause for cause in found.causes if cause not in alike[1:])
+        told.append((part, replace(found, causes=causes)))
+    return told
+
+
+def _gap(one: Tensor, other: Tensor, sides: list[KnownSide]) -> SegmentGap:
+    """Return how far values are from those of a side, and how far roundings may move them."""
     unit = max(torch.finfo(coarser(sides)).eps, torch.finfo(torch.float32).eps) / 2
     difference = entry_distances(one, other)
     allowed = EQUAL_ROUNDINGS * unit * float(other.double().square().mean().sqrt())
-    left = SegmentGap(float(difference.max()), float(difference.square().mean().sqrt()), allowed, False)
-    part = Segment(f"{name} used", stages, other, stages_tried=())
-    return part, Explained((unknown_cause(stages[0], left),), program, left, left)
+    return SegmentGap(float(difference.max()), float(difference.square().mean().sqrt()), allowed, False)
 
 
 def _vector_of_both(sides: list[KnownSide], name: str, rows: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -109,7 +109,9 @@ def _followed(way: _VectorPath) -> Vector:
     if not steps and projected.dtype == used.dtype and torch.equal(projected, used):
         projected = used  # one tensor is kept instead of two equal ones
     number = float(factor) if factor.numel() == 1 else factor
-    return Vector(used, number, projected, tuple(steps), _projection(way, projected))
+    found = _projection(way, projected)
+    projection, viewed = (None, found) if isinstance(found, Tensor) else (found, None)
+    return Vector(used, number, projected, tuple(steps), projection, viewed=viewed)
 
 
 def _lines(way: _VectorPath) -> dict[str, str]:
@@ -195,8 +197,11 @@ def _rounded(before: Tensor, after: Tensor) -> str | None:
     return None
 
 
-def _projection(way: _VectorPath, projected: Tensor) -> Projection | None:
-    """Return the projection of a vector, with a bias that was added separately, or None if there is not just one."""
+def _projection(way: _VectorPath, projected: Tensor) -> Projection | Tensor | None:
+    """Return the projection of a vector, with a bias that was added separately, or None if there is not just one.
+
+    Of a projection whose heads are a view of all its numbers, return what enters it; see `Vector.viewed`.
+    """
     root = way.roots[0]
     if len(way.roots) != 1 or root.root is None or root.root.multiplied is None or root.value is None:
         return None
@@ -211,7 +216,9 @@ def _projection(way: _VectorPath, projected: Tensor) -> Projection | None:
     at = numbered.long()
     row, feature = at // features, at % features
     if not bool((row == row[:, :1, :, :1]).all()) or not bool((feature == feature[:1, :, :1]).all()):
-        return None
+        if not torch.equal(at.flatten(), torch.arange(at.numel(), device=at.device)):
+            return None
+        return multiplied.input.detach().reshape(at.shape[0], at.shape[2], -1)
     feature = feature[0, :, 0].clone()  # a view would keep the numbers of all elements alive
     weight = _of_features(multiplied.weight.detach(), feature.flatten()).reshape(*feature.shape, -1)
     bias = None if multiplied.bias is None else multiplied.bias.expand(features)[feature].detach()
