@@ -41,7 +41,8 @@ class Attention(nn.Module):
         if self.rotates:
             q, k = rope(q), rope(k)
         y = scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
-        return self.o(y.transpose(1, 2).flatten(2))
+        out: Tensor = self.o(y.transpose(1, 2).flatten(2))
+        return out
 
 
 class Model(nn.Module):
