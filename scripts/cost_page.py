@@ -9,7 +9,6 @@ nothing, and exits 1 where a page says something else than the records.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from statistics import median
 from typing import Any
 
 import cliffs_figure
-from made import ROOT, settle_texts
+from made import ROOT, settle_texts, with_part
 
 RESULTS = ROOT / "benchmarks" / "results"
 LANGUAGES = ("en", "zh")
@@ -368,10 +367,7 @@ def written(language: str) -> str:
     """The page with every part as the records have it; each part stands there once."""
     text = page(language).read_text(encoding="utf-8")
     for name, part in PARTS.items():
-        frame = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-        text, times = frame.subn(lambda found, part=part: f"{found[1]}\n{part(language)}\n\n{found[2]}", text)  # type: ignore[misc]
-        if times != 1:
-            raise SystemExit(f"{page(language)}: {name} stands there {times} times")
+        text = with_part(page(language), text, name, part(language))
     return text
 
 

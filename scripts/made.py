@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -13,6 +14,15 @@ ROOT = Path(__file__).parents[1]
 def is_text(path: Path, text: str) -> bool:
     """Whether a file is there and holds this text."""
     return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+def with_part(page: Path, text: str, name: str, part: str) -> str:
+    """The text of a page with this part between `<!-- NAME -->` and `<!-- end of NAME -->`, which stand there once."""
+    frame = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+    text, times = frame.subn(lambda found: f"{found[1]}\n{part}\n\n{found[2]}", text)
+    if times != 1:
+        raise SystemExit(f"{page}: {name} stands there {times} times")
+    return text
 
 
 def settle(description: str | None, stale: Collection[Path], write: Callable[[Path], object]) -> None:

@@ -8,13 +8,12 @@ where a page says something else than the record.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cost_page import LANGUAGES, caption, record, table, when
-from made import ROOT, settle_texts
+from made import ROOT, settle_texts, with_part
 
 HEADS = (
     ("optimizer, rate", "优化器与学习率"),
@@ -79,12 +78,8 @@ def page(language: str) -> Path:
 
 def written(language: str, found: Mapping[str, Any]) -> str:
     """The page with the table as the record has it."""
-    text = page(language).read_text(encoding="utf-8")
-    frame = re.compile(r"(<!-- rates -->\n).*?(<!-- end of rates -->)", re.DOTALL)
-    text, times = frame.subn(lambda part: f"{part[1]}\n{rates(language, found)}\n\n{part[2]}", text)
-    if times != 1:
-        raise SystemExit(f"{page(language)}: the table of learning rates stands there {times} times")
-    return text
+    path = page(language)
+    return with_part(path, path.read_text(encoding="utf-8"), "rates", rates(language, found))
 
 
 def main() -> None:

@@ -8,13 +8,12 @@ exits 1 where a page says something else than the record.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cost_page import LANGUAGES, caption, record, table
-from made import ROOT, settle_texts
+from made import ROOT, settle_texts, with_part
 from versions import ENVIRONMENTS
 
 NAMES = {
@@ -77,12 +76,8 @@ def page(language: str) -> Path:
 
 def written(language: str, found: Mapping[str, Any]) -> str:
     """The page with the table as the record has it."""
-    text = page(language).read_text(encoding="utf-8")
-    frame = re.compile(r"(<!-- versions -->\n).*?(<!-- end of versions -->)", re.DOTALL)
-    text, times = frame.subn(lambda part: f"{part[1]}\n{versions(language, found)}\n\n{part[2]}", text)
-    if times != 1:
-        raise SystemExit(f"{page(language)}: the table of versions stands there {times} times")
-    return text
+    path = page(language)
+    return with_part(path, path.read_text(encoding="utf-8"), "versions", versions(language, found))
 
 
 def main() -> None:

@@ -55,6 +55,9 @@ def test_a_key_has_the_architecture_of_the_file_in_front() -> None:
     # B scales less than A does: the factor of its file is not known
     assert "override-kv" not in override("linear", 1.0, 0.25)
     assert fix_of_edit("base", None, 5e5) == ""
+    # no factor on q makes a scale of 0 another
+    assert "by 2" in str(fix_of_edit("scale", 0.25, 0.125))
+    assert fix_of_edit("scale", 0.25, 0.0) == ""
 
 
 OPTIONS = {

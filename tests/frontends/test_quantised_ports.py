@@ -109,6 +109,18 @@ def test_tables_of_jax_are_rounded_weights(mistake: str, held: str) -> None:
     assert not report.weights.alone_b
 
 
+def test_rows_that_whole_numbers_pick_leave_the_table_a_weight() -> None:
+    """The index of a relative position bias is held beside it: its result is no weight, and the table is."""
+    parameters = {"bias": jnp.ones((7, 4)), "index": jnp.arange(16).reshape(4, 4) % 7, "w": jnp.ones((4, 4))}
+
+    def program(held: Any, x: Any) -> Any:
+        scores = (x @ held["w"]) @ x.T + held["bias"][held["index"]].sum(-1)
+        return jax.nn.softmax(scores, -1) @ x
+
+    found = from_jax(program, parameters, jnp.ones((4, 4))).weights()
+    assert {name: tuple(weight.shape) for name, weight in found.items()} == {"bias": (7, 4), "w": (4, 4)}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("mistake", ["", "scale"])
 def test_the_original_takes_the_numbers_of_tables_that_come_first(mistake: str) -> None:

@@ -43,7 +43,9 @@ def folded_weights(
     read: dict[int, None] = {}  # what the other steps read
     for step in program.steps:
         reads = _references(step)
-        if all(ref in origins for ref in reads):
+        # codes pick from a list of numbers; places pick rows of a weight, as the buckets of a position bias do
+        picks_rows = step.name in TABLE_LOOKUPS and reads[0] in held and held[reads[0]].dim() > 1
+        if all(ref in origins for ref in reads) and not picks_rows:
             folded.append(step)
             origins |= dict.fromkeys(step.gives, next((origins[ref] for ref in reads if origins[ref]), ""))
         else:

@@ -72,17 +72,19 @@ def _of_programs(a: LoadedModel, b: LoadedModel) -> tuple[LoadedModel, LoadedMod
     weights_a, weights_b = weights_of(a.module), weights_of(b.module)
     held = {name: weight for name, weight in weights_a.items() if _is_held(a.module, name)}
     near = near_weights(held, weights_b)
-    known, numbers = _of_near(near, {name: held[name].shape for name in near})
+    known, taken = _of_near(near)
     if known is not None:
+        numbers = {name: near[name][1].reshape(held[name].shape) for name in taken}
         return with_weights(a, numbers), b, _with_costs(known, a, numbers)
     if held.keys() == weights_a.keys():
         return a, b, None
     # what A's program makes of codes has no place where B's numbers could stand: B takes A's
     held = {name: weight for name, weight in weights_b.items() if _is_held(b.module, name)}
     near = {name: (other, own) for name, (own, other) in near_weights(held, weights_a).items()}
-    known, numbers = _of_near(near, {name: held[name].shape for name in near}, of_a=True)
+    known, taken = _of_near(near)
     if known is None:
         return a, b, None
+    numbers = {name: near[name][0].reshape(held[name].shape) for name in taken}
     known = _with_costs(replace(known, changed="B"), b, numbers)
     return a, with_weights(b, numbers), known
 
@@ -93,27 +95,19 @@ def _is_held(module: nn.Module, name: str) -> bool:
     return False
 
 
-def _of_near(
-    near: Mapping[str, tuple[Tensor, Tensor]], shapes: Mapping[str, torch.Size], *, of_a: bool = False
-) -> tuple[KnownChanges | None, dict[str, Tensor]]:
-    """Return what lies between the matrices of A and those of B, and the numbers that the other side takes.
-
-    Args:
-        near: Both matrices by name.
-        shapes: Of the weights with these names.
-        of_a: The names are those of B's weights, which take A's numbers.
-    """
+def _of_near(near: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[KnownChanges | None, Collection[str]]:
+    """Return what lies between matrices of A and of B, each pair by a name, and the names for which that holds."""
     one, other = ({name: pair[side] for name, pair in near.items()} for side in (0, 1))
     differ = [name for name in near if _differ(one[name], other[name])]
     if len(differ) < 2:
-        return None, {}
+        return None, ()
     known, taken = _of_roundings(one, other, differ)
     if known is None or any(_ALONG_OUTPUTS.search(change.kind) for change in known.changes):
         # graphs hold matrices as (in, out)
         one, other = ({name: side[name].mT.contiguous() for name in differ} for side in (one, other))
         again, by_rows = _of_roundings(one, other, differ)
         known, taken = (known, taken) if again is None else (again, by_rows)
-    return known, {name: near[name][0 if of_a else 1].reshape(shapes[name]) for name in taken}
+    return known, taken
 
 
 # -- adapters ----------------------------------------------------------------------------------------------------------
